@@ -1,0 +1,122 @@
+"""Cluster: the GPU and the levels of links that join GPUs, innermost first. Every number has a source."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+Algorithm = Literal["ring", "tree", "hierarchical", "in_network"]
+# What NCCL chooses from. "hierarchical" (reduce-scatter inside a domain, all-reduce across, all-gather inside, one
+# after the other) is for libraries that have it; NCCL does not, and measured multi-node bandwidths follow its ring.
+NCCL_ALGORITHMS: tuple[Algorithm, ...] = ("ring", "tree", "in_network")
+
+# Ranges that any real machine is far inside of; they keep hostile or mistyped files out (10 GB/s typed as 10 passes).
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e20)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Text = Annotated[str, msgspec.Meta(max_length=2000)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One GPU.
+
+    memory_bytes: what the driver reports as the device's total, before any context or framework reserve.
+    memory_bandwidth_per_s: bytes per second, datasheet.
+    peak_flops_per_s: dense (no structured sparsity) matrix peak by precision, keys among bf16, fp16, fp8 and fp32
+        (fp32: the non-tensor peak); a precision that the GPU does not have is absent.
+    sms: streaming multiprocessors (compute units on AMD).
+    curve: whose compute curve (fivefold.cluster.compute) it follows, None: the one of its own name.
+    sources: where each number comes from, by field name.
+    """
+
+    name: Name
+    memory_bytes: Annotated[int, msgspec.Meta(ge=1 << 20, le=1 << 50)]
+    memory_bandwidth_per_s: Positive
+    peak_flops_per_s: dict[Literal["bf16", "fp16", "fp8", "fp32"], Positive]
+    sms: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+    curve: Name | None = None
+    sources: dict[Name, Text] = {}
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One level of the network.
+
+    span: GPUs with consecutive ranks that one domain of this level joins; 0 is the whole cluster.
+    bandwidth_per_s: bytes per second of one GPU in one direction, as the datasheet has it. Where GPUs share a network
+        card this is each GPU's share.
+    latency_s: seconds per step of an algorithm that crosses this link.
+    efficiency: achieved share of the bandwidth in ring collectives of large messages.
+    all_to_all_efficiency: the same for all-to-all, None: as efficiency.
+    peer_bandwidth_per_s: bytes per second between one pair where GPUs are wired to each other without a switch (a
+        group of n then has (n-1) times this, up to bandwidth_per_s); 0: switched.
+    oversubscription: how many times less than bandwidth_per_s all GPUs together get (a tapered spine).
+    in_network: whether switches reduce and multicast (NVLink SHARP, InfiniBand SHARP).
+    in_network_efficiency: achieved share of the bandwidth then, None: as efficiency.
+    in_network_latency_s: seconds that such an all-reduce takes beyond its bytes.
+    """
+
+    name: Name
+    span: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+    bandwidth_per_s: Positive
+    latency_s: Seconds
+    efficiency: Fraction = 1.0
+    all_to_all_efficiency: Fraction | None = None
+    peer_bandwidth_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e20)] = 0.0
+    oversubscription: Annotated[float, msgspec.Meta(ge=1, le=1e4)] = 1.0
+    in_network: bool = False
+    in_network_efficiency: Fraction | None = None
+    in_network_latency_s: Seconds = 0.0
+    source: Text = ""
+
+    @property
+    def achieved_per_s(self) -> float:
+        """Bytes per second of one GPU, one direction, in ring collectives of large messages."""
+        return self.bandwidth_per_s * self.efficiency / self.oversubscription
+
+    @property
+    def all_to_all_per_s(self) -> float:
+        """Bytes per second of one GPU, one direction, in large all-to-all exchanges."""
+        return self.bandwidth_per_s * (self.all_to_all_efficiency or self.efficiency) / self.oversubscription
+
+    @property
+    def in_network_per_s(self) -> float:
+        """Bytes per second of one GPU, one direction, when switches reduce."""
+        return self.bandwidth_per_s * (self.in_network_efficiency or self.efficiency) / self.oversubscription
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """What a training job runs on.
+
+    gpus: GPUs of the job. gpus_per_node: GPUs of one host; the scale-up domain may be larger (NVL72) or smaller (PCIe).
+    links: levels of the network, innermost first; the last spans everything.
+    launch_s: seconds to start one collective and bring its ranks together, whatever its size.
+    algorithms: what the communication library chooses from.
+    compute: numbers of the GPU's compute curve that the user's file replaces, by field name.
+    source: where launch_s and algorithms come from.
+    """
+
+    name: Name
+    gpu: Gpu
+    gpus: Count
+    gpus_per_node: Count
+    links: tuple[Link, ...]
+    launch_s: Seconds = 4e-5
+    algorithms: tuple[Algorithm, ...] = NCCL_ALGORITHMS
+    compute: dict[str, Any] = {}
+    source: Text = ""
+
+    @property
+    def nodes(self) -> int:
+        """Hosts, the last one possibly part-filled."""
+        return -(-self.gpus // self.gpus_per_node)
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """GPUs per domain of every level, innermost first; the outermost spans the whole cluster."""
+        return (*(min(link.span or self.gpus, self.gpus) for link in self.links[:-1]), self.gpus)
+
+    def to_dict(self) -> dict[str, Any]:
+        return msgspec.to_builtins(self)

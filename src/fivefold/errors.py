@@ -1,0 +1,53 @@
+"""The one exception that a user's mistake raises, in every room.
+
+It carries what the contract's ``error`` object carries, so that the command line and the library
+say the same thing: which option, which value, which values are legal, one paragraph of message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class FivefoldError(ValueError):
+    """Bad input (exit code 2 on the command line).
+
+    code:    short stable identifier, e.g. ``"unknown-gpu"``
+    option:  the user's own option or key, e.g. ``"--gpu"`` or ``"config.json: n_routed_experts"``
+    value:   what was given
+    legal:   what would be accepted
+    message: one paragraph: what is wrong, where, and what to try
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str = "bad-input",
+        option: str | None = None,
+        value: Any = None,
+        legal: Sequence[Any] | str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.option = option
+        self.value = value
+        self.legal = legal
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contract's ``error`` object."""
+        return {
+            "error": {
+                "code": self.code,
+                "option": self.option,
+                "value": self.value,
+                "legal": list(self.legal) if isinstance(self.legal, (list, tuple)) else self.legal,
+                "message": self.message,
+            }
+        }
+
+
+class UnknownModelTypeError(FivefoldError):
+    """A configuration that fivefold cannot read exactly, and so refuses to read at all."""

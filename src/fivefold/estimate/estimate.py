@@ -1,0 +1,384 @@
+"""`estimate`: one layout's memory, step time and their owners, from the batched kernel with a batch of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fivefold.cluster import Cluster, bytes_sent_per_rank
+from fivefold.cluster.groups import Placement
+from fivefold.estimate.interval import around
+from fivefold.estimate.kernel import Kernel, Problem
+from fivefold.estimate.plans import piece_names
+from fivefold.estimate.price import OWNERS
+from fivefold.estimate.result import (
+    Assumption,
+    Estimate,
+    Flops,
+    Memory,
+    Mfu,
+    Params,
+    Phase,
+    RuleViolation,
+    StageMemory,
+    Step,
+    Tensor,
+    Traffic,
+)
+from fivefold.estimate.variants import module_bits
+from fivefold.layout.columns import Columns
+from fivefold.layout.layout import RECOMPUTE_KINDS, RECOMPUTE_MODULES, Layout
+from fivefold.layout.rules import Context, violations
+from fivefold.layout.stages import resolve
+from fivefold.layout.workload import Workload
+from fivefold.model import count_params, training_flops_per_token
+from fivefold.model.spec import ModelSpec
+from fivefold.runtime import load_runtime
+
+_ONE = np.arange(1)
+_LARGEST_SHOWN = 6
+
+
+def estimate(model: ModelSpec, cluster: Cluster, work: Workload, layout: Layout, runtime: str = "megatron") -> Estimate:
+    """Price one layout.
+
+    A layout that breaks a rule of the runtime is not priced: `valid` is False, `violations` say which rules, and
+    memory and step are None. Raises FivefoldError for input that has no meaning at all (unknown runtime, degree 0).
+    """
+    profile = load_runtime(runtime)
+    resolved = resolve(layout, model, cluster.gpus, work, runtime)
+    context = rule_context(model, cluster, work, runtime)
+    broken = tuple(_as_violation(found) for found in violations(layout, context))
+    problem = Problem(model, cluster, work, profile)
+    detail = None if broken else _Detail(problem, layout)
+    return Estimate(
+        layout=resolved,
+        valid=not broken,
+        violations=broken,
+        fits=None if detail is None else detail.memory.reserved_bytes <= detail.memory.capacity_bytes,
+        assumptions=assumptions(problem),
+        memory=None if detail is None else detail.memory,
+        step=None if detail is None else detail.step,
+        params=parameters(model),
+        flops_per_token=flops_per_token(problem, 0.0 if detail is None else detail.recompute_flops_per_token),
+        traffic=() if detail is None else detail.traffic,
+        inputs=inputs_of(problem, runtime),
+    )
+
+
+def rule_context(model: ModelSpec, cluster: Cluster, work: Workload, runtime: str) -> Context:
+    """What the rules look at beside the layout."""
+    return Context(
+        model=model,
+        cluster_gpus=cluster.gpus,
+        gpus_per_node=cluster.gpus_per_node,
+        scale_up_size=cluster.spans[0],
+        work=work,
+        runtime=runtime,
+    )
+
+
+def inputs_of(problem: Problem, runtime: str) -> dict[str, Any]:
+    """Every input and default that was used, resolved."""
+    model, cluster = problem.model, problem.cluster
+    return {
+        "model": {"name": model.name, "family": model.family, "layers": model.layers, "mtp": model.mtp},
+        "cluster": cluster.to_dict(),
+        "workload": msgspec.to_builtins(problem.work),
+        "runtime": {"name": problem.runtime.name, "versions": problem.runtime.versions, "asked": runtime},
+    }
+
+
+def assumptions(problem: Problem) -> tuple[Assumption, ...]:
+    """The numbers of the runtime and of the GPU's compute curve that the estimate took for granted."""
+    profile = problem.runtime
+    rows = [
+        Assumption(field=f"runtime.{key}", value=getattr(profile, key), source=source)
+        for key, source in profile.sources.items()
+    ]
+    gpu = problem.cluster.gpu
+    rows += [
+        Assumption(field=f"gpu.{key}", value=_plain(getattr(gpu, key, None)), source=source)
+        for key, source in gpu.sources.items()
+    ]
+    rows += [
+        Assumption(field=f"link.{link.name}.bandwidth_per_s", value=link.bandwidth_per_s, source=link.source)
+        for link in problem.cluster.links
+    ]
+    if problem.model.is_moe:
+        rows.append(
+            Assumption(field="workload.moe_imbalance", value=problem.work.moe_imbalance, source="given, 1.0 by default")
+        )
+    return tuple(rows)
+
+
+def parameters(model: ModelSpec) -> Params:
+    counts = count_params(model)
+    return Params(total=counts.total, active=counts.active)
+
+
+def flops_per_token(problem: Problem, recomputed: float) -> Flops:
+    """Training FLOPs per token: hardware is what is executed, causal attention and recomputation included."""
+    model, seq = problem.model, problem.work.seq_len
+    causal = training_flops_per_token(model, seq, "causal")
+    return Flops(
+        noncausal=float(training_flops_per_token(model, seq, "noncausal")),
+        causal=float(causal),
+        hardware=float(causal + recomputed),
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (int, float, str, dict, type(None))) else str(value)
+
+
+def _as_violation(found) -> RuleViolation:
+    return RuleViolation(
+        id=found.id,
+        option=found.option,
+        value=found.value,
+        legal=found.legal,
+        message=found.message,
+        source=found.source,
+        runtimes=tuple(found.runtimes),
+    )
+
+
+class _Detail:
+    """Everything that is said about one valid layout; from the kernel's arrays of one row and every pipeline rank."""
+
+    def __init__(self, problem: Problem, layout: Layout) -> None:
+        self.problem = problem
+        self.columns = Columns.from_layouts([layout], problem.cluster.gpus, problem.work)
+        self.kernel = Kernel(problem, self.columns, every_rank=True)
+        self.kind = RECOMPUTE_KINDS[int(self.columns.recompute_kind[0])]
+        self.micro_batches = int(self.columns.num_micro_batches[0])
+        forward, backward = self.kernel.pass_seconds(_ONE)
+        self.slowest = int((forward + backward)[0].argmax())
+        self.memory = self._memory()
+        self.recompute_flops_per_token = self._recompute_flops_per_token()
+        self.step = self._step()
+        self.traffic = self._traffic()
+
+    def _count(self, name: str, rank: int) -> np.ndarray:
+        """[P] pieces of one pipeline rank from the plan table's field `name`."""
+        return getattr(self.kernel.table, name)[0, rank]
+
+    # ---------------------------------------------------------------- memory
+
+    def _memory(self) -> Memory:
+        kernel = self.kernel
+        parts = {name: np.floor(value[0]).astype(np.int64) for name, value in kernel.rank_memory(_ONE).items()}
+        held = kernel.table.held[0]
+        stages = tuple(
+            StageMemory(
+                stage=rank,
+                peak_bytes=int(sum(part[rank] for part in parts.values())),
+                in_flight=float(held[rank]),
+                breakdown={name: int(part[rank]) for name, part in parts.items()},
+            )
+            for rank in range(int(self.columns.pp[0]))
+        )
+        worst = max(stages, key=lambda stage: stage.peak_bytes)
+        timeline = self._timeline(worst)
+        peak_phase = max(timeline, key=lambda phase: (sum(phase.bytes.values()), phase.phase == "steady_state"))
+        return Memory(
+            peak_bytes=worst.peak_bytes,
+            reserved_bytes=int(kernel.reserved(_ONE, np.array([float(worst.peak_bytes)]))[0]),
+            capacity_bytes=self.problem.cluster.gpu.memory_bytes,
+            peak_stage=worst.stage,
+            peak_phase=peak_phase.phase,
+            largest=self._largest(worst),
+            stages=stages,
+            timeline=timeline,
+            outside_allocator={name: int(value[0]) for name, value in kernel.outside_allocator(_ONE).items()},
+        )
+
+    def _timeline(self, steady: StageMemory) -> tuple[Phase, ...]:
+        """Initialisation allocates weights, master and whole gradient buffers; the first step runs before the
+        optimizer has states; the update needs no activations."""
+        fully = self.problem.fully_sharded
+        peak = steady.breakdown
+
+        def without(*names: str) -> dict[str, int]:
+            return {name: 0 if name in names else value for name, value in peak.items()}
+
+        late = ("optimizer", "activations", "logits", "gathered", "buffers", *(("gradients",) if fully else ()))
+        return (
+            Phase(phase="initialisation", bytes=without(*late)),
+            Phase(phase="first_forward_backward", bytes=without("optimizer")),
+            Phase(phase="optimizer_step", bytes=without("activations", "logits", "gathered")),
+            Phase(phase="steady_state", bytes=dict(peak)),
+        )
+
+    def _largest(self, worst: StageMemory) -> tuple[Tensor, ...]:
+        """The largest kinds of tensors on the peak rank, from the ledgers' rows."""
+        plain, again = self._count("held_plain", worst.stage), self._count("held_again", worst.stage)
+        names = piece_names(self.problem.model)
+        static = ("weights", "gradients", "master", "optimizer", "gathered")
+        found = {name: float(worst.breakdown[name]) for name in static}
+        dropped = self._recomputed_modules()
+        for index, ledger in enumerate(self.kernel.ledgers):
+            for row in ledger.saved:
+                kept = again[index] if self.kind == "selective" and row.module not in dropped else 0
+                label = row.name if self.kernel.blocks == 1 else f"{names[index]}: {row.name}"
+                found[label] = found.get(label, 0.0) + _first(row.bytes) * (plain[index] + kept)
+            if self.kind == "full" and again[index]:
+                inputs = _first(ledger.input_bytes) * again[index]
+                found["checkpointed block inputs"] = found.get("checkpointed block inputs", 0.0) + inputs
+        found["logits and loss"] = float(worst.breakdown["logits"])
+        top = sorted(found.items(), key=lambda item: -item[1])[:_LARGEST_SHOWN]
+        return tuple(Tensor(name=name, bytes=int(size)) for name, size in top if size >= 1)
+
+    def _recomputed_modules(self) -> tuple[str, ...]:
+        mask = int(self.columns.recompute_modules[0])
+        named = tuple(name for bit, name in enumerate(RECOMPUTE_MODULES) if mask >> bit & 1)
+        return (*named, "moe_act") if "moe" in named else named
+
+    # ---------------------------------------------------------------- time
+
+    def _step(self) -> Step:
+        problem, kernel = self.problem, self.kernel
+        pipeline = float(kernel.pipeline_seconds(_ONE)[0])
+        breakdown = self._breakdown(pipeline)
+        seconds = sum(breakdown.values())
+        gpus = problem.cluster.gpus
+        peak = kernel.peak_flops_per_s() * gpus
+        flops = flops_per_token(problem, self.recompute_flops_per_token)
+        rate = problem.work.tokens_per_batch / seconds
+        return Step(
+            seconds=around(seconds, problem),
+            breakdown_s=breakdown,
+            tokens_per_s=rate,
+            tokens_per_s_per_gpu=rate / gpus,
+            mfu=Mfu(
+                noncausal=flops.noncausal * rate / peak,
+                causal=flops.causal * rate / peak,
+                hardware=flops.hardware * rate / peak,
+            ),
+            slowest_stage=self.slowest,
+        )
+
+    def _breakdown(self, pipeline: float) -> dict[str, float]:
+        """Owners of the step on the slowest rank, summing to the kernel's step seconds. pp is what transfers add to
+        the pipeline; bubble is the rest of the time that this rank waits."""
+        kernel, v, m = self.kernel, self.kernel.variants, self.micro_batches
+        count, again = self._count("count", self.slowest), self._count("again", self.slowest)
+        once = m * (count @ (v.forward + v.backward)[0])
+        redone = m * (again @ v.again[0])
+        gathers = m * float(count @ (v.gather_forward + v.gather_backward)[0])
+        if int(self.columns.pp[0]) == 1:
+            free = pipeline
+        else:
+            free = float(kernel.pipeline_seconds(_ONE, free_transfers=True)[0])
+        host = self.problem.runtime.micro_batch_overhead_s * m * int(self.columns.vpp[0])
+        owners = {owner: float(once[index] + redone[index]) for index, owner in enumerate(OWNERS)}
+        busy = sum(owners.values()) + gathers + host
+        return {
+            "compute": float(once[0]),
+            "recompute": float(redone[0]),
+            "tp": owners["tp"],
+            "cp": owners["cp"],
+            "ep": owners["ep"],
+            "pp": pipeline - free,
+            "dp": gathers + float(kernel.exposed_reduction_seconds(_ONE)[0]),
+            "bubble": free - busy,
+            "optimizer": float(kernel.optimizer_seconds(_ONE)[0]),
+            "other": self.problem.runtime.step_overhead_s + host,
+        }
+
+    def _recompute_flops_per_token(self) -> float:
+        """FLOPs per token of forward operations that backward runs again, over the whole model."""
+        if self.kind == "none":
+            return 0.0
+        c, kernel = self.columns, self.kernel
+        again = kernel.table.again[0].sum(axis=0)
+        bits = np.flatnonzero(module_bits(c.recompute_kind, c.recompute_modules)[:, 0])
+        per_rank = sum(
+            float(again[index] * (cost.flops[0] if self.kind == "full" else cost.module_flops[bits, 0].sum()))
+            for index, cost in enumerate(kernel.costs)
+        )
+        return per_rank * int(c.tp[0] * c.cp[0]) / (int(c.micro_batch[0]) * self.problem.work.seq_len)
+
+    # ---------------------------------------------------------------- traffic
+
+    def _traffic(self) -> tuple[Traffic, ...]:
+        return (*self._block_traffic(), *self._pipeline_traffic(), *self._reduction_traffic())
+
+    def _block_traffic(self) -> list[Traffic]:
+        """Collectives inside blocks and items on the slowest rank, summed by axis and operation."""
+        kernel = self.kernel
+        count, again = self._count("count", self.slowest), self._count("again", self.slowest)
+        totals: dict[tuple[str, str], np.ndarray] = {}
+        for index, cost in enumerate(kernel.costs):
+            for row, exposed in cost.exchanges:
+                size = _first(row.bytes)
+                twice = again[index] if self.kind == "full" and row.when == "forward" else 0
+                runs = self.micro_batches * float(count[index] + twice)
+                if size <= 0 or runs == 0:
+                    continue
+                calls = runs * (_first(row.ring_steps) if row.op == "send" else 1)
+                sent = calls * float(bytes_sent_per_rank(row.op, size, kernel.pricer.placements[row.axis].n)[0])
+                entry = totals.setdefault((row.axis, row.op), np.zeros(3))
+                entry += (calls, sent, runs * float(exposed[0]))
+        return [
+            self._row(axis, op, kernel.pricer.placements[axis], *entry.tolist()) for (axis, op), entry in totals.items()
+        ]
+
+    def _row(self, axis: str, op: str, placement: Placement, count: float, sent: float, exposed: float) -> Traffic:
+        level = int(placement.level[0])
+        return Traffic(
+            axis=axis,
+            grid="expert" if axis in ("ep", "etp", "edp") else "dense",
+            collective=op,
+            count=round(count),
+            bytes_sent_per_rank=int(sent),
+            level=self.problem.cluster.links[level].name if level >= 0 else "none",
+            exposed_s=exposed,
+        )
+
+    def _pipeline_traffic(self) -> list[Traffic]:
+        pp, vpp = int(self.columns.pp[0]), int(self.columns.vpp[0])
+        if pp == 1:
+            return []
+        at_end = self.slowest in (0, pp - 1)
+        count = self.micro_batches * (2 * vpp - (1 if at_end else 0))
+        size = float(self.kernel.boundary_bytes(_ONE)[0])
+        exposed = self.step.breakdown_s["pp"]
+        return [self._row("pp", "send", self.kernel.boundary(_ONE), count, count * size, exposed)]
+
+    def _reduction_traffic(self) -> list[Traffic]:
+        """Gradient reductions and parameter gathers of the slowest rank; the exposed time is shared by bytes."""
+        kernel, c = self.kernel, self.columns
+        dense, expert = (float(part[0, self.slowest]) for part in kernel.rank_parameters(_ONE))
+        zero = int(c.zero[0])
+        times = self.micro_batches if self.problem.fully_sharded else 1
+        gathers = times * (2 if zero == 3 else 1) if zero else 0
+        over_dense = float(kernel.shards(_ONE)[0][0, 0])
+        dense_group, expert_group, replica_group = kernel.groups(_ONE)
+        reduce = "reduce_scatter" if zero else "all_reduce"
+        grad = kernel.grad_bytes
+        rows = [
+            ("dp", reduce, dense_group, grad * dense, times),
+            ("dp", "all_gather", dense_group, 2 * dense, gathers),
+            ("dp_replicate", "all_reduce", replica_group, grad * dense / over_dense, times),
+            ("edp", reduce, expert_group, grad * expert, times),
+            ("edp", "all_gather", expert_group, 2 * expert, gathers),
+        ]
+        rows = [row for row in rows if int(row[2].n[0]) > 1 and row[3] * row[4] > 0]
+        moved = [count * float(bytes_sent_per_rank(op, size, group.n)[0]) for _, op, group, size, count in rows]
+        exposed = self.step.breakdown_s["dp"] / max(sum(moved), 1.0)
+        return [
+            self._row(axis, op, group, count, sent, sent * exposed)
+            for (axis, op, group, _, count), sent in zip(rows, moved, strict=True)
+        ]
+
+
+def _first(column: Any) -> float:
+    """The value of a ledger's column that has one key."""
+    return float(np.asarray(column).reshape(-1)[0])
+
+
+__all__ = ["Estimate", "estimate", "inputs_of", "rule_context"]

@@ -1,0 +1,38 @@
+"""Intervals: an 80% range around a predicted step time, from the spread that validation measured.
+
+The relative spread joins the runtime's (what published runs scatter around predictions, docs/accuracy.md) and the
+GPU's matrix-product curve (how well its constants fit), as independent errors.
+"""
+
+from __future__ import annotations
+
+from math import hypot
+from typing import TYPE_CHECKING
+
+from fivefold.cluster import load_curve_of
+from fivefold.estimate.result import Quantity
+
+if TYPE_CHECKING:
+    from fivefold.estimate.kernel import Problem
+
+_NORMAL_80 = 1.2816  # half-width of the central 80% of a normal distribution, in standard deviations
+# A step sums over many shapes, whose errors partly cancel: half of one shape's spread is kept.
+_SHAPES_KEPT = 0.5
+
+
+def relative_spread(problem: Problem) -> float:
+    """Half-width of the 80% interval, relative to the value."""
+    curve = load_curve_of(problem.cluster)
+    return hypot(problem.runtime.time_spread, _NORMAL_80 * _SHAPES_KEPT * curve.spread.get("gemm", 0.1))
+
+
+def around(seconds: float, problem: Problem) -> Quantity:
+    """The predicted seconds with their 80% interval."""
+    spread = relative_spread(problem)
+    return Quantity(
+        value=seconds,
+        low=seconds / (1 + spread),
+        high=seconds * (1 + spread),
+        provenance=f"{problem.runtime.name} profile {problem.runtime.versions} on {problem.cluster.gpu.name}; "
+        f"interval from the spread of published runs and of the compute curve, +-{spread:.0%}",
+    )

@@ -1,0 +1,139 @@
+"""The ledger: one block's shard under many layouts at once, as a table of operations.
+
+A Ledger has K columns, one per distinct key (tp, sequence parallelism, cp, ep, etp, micro-batch...), and rows for
+weights, matrix products, attention, bandwidth-bound operations, collectives, tensors saved for backward and backward
+working sets. FLOPs and traffic are sums over it, memory is a scan over it, time is what `price` makes of it. Logits,
+expert permutation and gathered inputs are rows like any other.
+
+Every quantity is an array of shape [K] or a number that broadcasts to it. Bytes, elements and FLOPs are per rank and
+per micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+Column = np.ndarray | int | float
+Module = Literal["core_attn", "mlp", "moe", "layernorm", "moe_act", "mla_up_proj", "mixer", "head"]
+Axis = Literal["tp", "cp", "ep", "etp"]
+Pass = Literal["forward", "backward"]
+
+
+@dataclass(slots=True, frozen=True)
+class Weight:
+    """A parameter tensor's shard: `elements` per rank. matrix: a 2-D hidden matrix, which Muon orthogonalises.
+
+    copies: tensors of this shape in the row (local experts). factored: row and column counts summed over them.
+    """
+
+    name: str
+    elements: Column
+    expert: bool = False
+    matrix: bool = True
+    factored: Column = 0
+    copies: Column = 1
+
+
+@dataclass(slots=True, frozen=True)
+class Gemm:
+    """[m, k] x [k, n], `groups` times (grouped over experts; m is the rows of one group)."""
+
+    name: str
+    module: Module
+    m: Column
+    n: Column
+    k: Column
+    groups: Column = 1
+    grouped: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Attend:
+    """Fused attention: `flops` of the two forward products as executed (causal and windowed work only)."""
+
+    name: str
+    flops: Column
+    full_flops: Column
+    seq: Column
+    head_dim: int
+
+
+@dataclass(slots=True, frozen=True)
+class Stream:
+    """A bandwidth-bound operation: bytes moved through device memory and kernels launched in each pass.
+
+    also: a second, narrower recomputation module that re-runs this operation alone.
+    """
+
+    name: str
+    module: Module
+    forward_bytes: Column
+    backward_bytes: Column
+    forward_kernels: int = 1
+    backward_kernels: int = 1
+    also: Module | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Exchange:
+    """A collective on one axis. `behind`: the matrix product (its name and gradient) that hides it, if any.
+
+    ring_steps: for ring attention, how many transfers follow each other; they hide behind `Attend`.
+    """
+
+    name: str
+    axis: Axis
+    op: str
+    bytes: Column
+    when: Pass
+    behind: tuple[str, Literal["dgrad", "wgrad"]] | None = None
+    ring_steps: Column = 1
+    module: Module = "mixer"
+
+
+@dataclass(slots=True, frozen=True)
+class Saved:
+    """A tensor kept from forward to backward."""
+
+    name: str
+    module: Module
+    bytes: Column
+
+
+@dataclass(slots=True, frozen=True)
+class Working:
+    """Bytes alive at one point of backward beyond what is saved; the largest of them counts."""
+
+    name: str
+    bytes: Column
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Rows by kind for one block kind or stage item. `input_bytes` is what full recomputation keeps."""
+
+    name: str
+    keys: int
+    input_bytes: Column = 0
+    weights: list[Weight] = field(default_factory=list)
+    gemms: list[Gemm] = field(default_factory=list)
+    attends: list[Attend] = field(default_factory=list)
+    streams: list[Stream] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
+    saved: list[Saved] = field(default_factory=list)
+    working: list[Working] = field(default_factory=list)
+    logits_bytes: Column = 0
+
+    def stack(self, columns: list[Column]) -> np.ndarray:
+        """[len(columns), K] float array."""
+        out = np.empty((len(columns), self.keys))
+        for row, column in enumerate(columns):
+            out[row] = column
+        return out
+
+    def total(self, columns: list[Column]) -> np.ndarray:
+        """Sum over rows, [K]."""
+        return self.stack(columns).sum(axis=0) if columns else np.zeros(self.keys)

@@ -1,0 +1,237 @@
+"""From a ledger to seconds and bytes per micro-batch: what each owner takes in forward, backward and recomputation.
+
+Each collective runs on a second stream: it is exposed, or hidden behind the matrix product that its framework runs
+beside it, or (ring attention) behind attention itself. Only what is left over is charged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fivefold.cluster import Cluster, collective_seconds, load_curve_of
+from fivefold.cluster.compute import (
+    attention_seconds,
+    gemm_seconds,
+    grouped_gemm_seconds,
+    streaming_seconds,
+)
+from fivefold.cluster.groups import Placement, place
+from fivefold.estimate.ledger import Exchange, Ledger
+from fivefold.estimate.shard import Shard
+from fivefold.layout.columns import RECOMPUTE_MODULES
+from fivefold.runtime import Profile
+
+OWNERS = ("compute", "tp", "cp", "ep")
+_OWNER_OF_AXIS = {"tp": 1, "cp": 2, "ep": 3, "etp": 3}
+
+
+@dataclass(slots=True, frozen=True)
+class Cost:
+    """One ledger priced on K keys. O owners, M recomputation modules.
+
+    forward, backward: [O, K] seconds. recompute: [M, O, K] seconds if that module alone is recomputed.
+    saved_bytes: [K]; dropped_bytes: [M, K] of them if that module is recomputed; input_bytes: [K] kept by full
+    recomputation. working_bytes: [K] largest backward working set. logits_bytes: [K].
+    dense, expert: [K] parameter elements per rank; matrix, factored likewise for Muon and Adafactor.
+    wgrad_bytes: [K] cached gradient placeholders. flops: [K] executed forward, module_flops: [M, K].
+    exchanges: every collective with its exposed seconds, [K].
+    """
+
+    forward: np.ndarray
+    backward: np.ndarray
+    recompute: np.ndarray
+    saved_bytes: np.ndarray
+    dropped_bytes: np.ndarray
+    input_bytes: np.ndarray
+    working_bytes: np.ndarray
+    logits_bytes: np.ndarray
+    dense: np.ndarray
+    expert: np.ndarray
+    matrix: np.ndarray
+    factored: np.ndarray
+    wgrad_bytes: np.ndarray
+    flops: np.ndarray
+    module_flops: np.ndarray
+    exchanges: tuple[tuple[Exchange, np.ndarray], ...]
+
+
+class Pricer:
+    """Prices ledgers of one set of keys on one cluster."""
+
+    def __init__(self, cluster: Cluster, runtime: Profile, precision: str, shard: Shard) -> None:
+        self.cluster = cluster
+        self.gpu = cluster.gpu
+        self.curve = load_curve_of(cluster)
+        self.runtime = runtime
+        self.precision = precision
+        self.shard = shard
+        self.placements: dict[str, Placement] = {
+            "tp": place(cluster, shard.tp, np.ones_like(shard.tp)),
+            "cp": place(cluster, shard.cp, shard.tp),
+            "etp": place(cluster, shard.etp, np.ones_like(shard.etp)),
+            "ep": place(cluster, shard.ep, shard.etp),
+        }
+
+    def price(self, ledger: Ledger) -> Cost:
+        keys, modules = len(self.shard), len(RECOMPUTE_MODULES)
+        forward = np.zeros((len(OWNERS), keys))
+        backward = np.zeros((len(OWNERS), keys))
+        recompute = np.zeros((modules, len(OWNERS), keys))
+        flops = np.zeros(keys)
+        module_flops = np.zeros((modules, keys))
+        gemm_passes = self._gemms(ledger, forward, backward, recompute, flops, module_flops)
+        attend_passes = self._attention(ledger, forward, backward, recompute, flops, module_flops)
+        self._streams(ledger, forward, backward, recompute)
+        exchanges = self._exchanges(ledger, forward, backward, recompute, gemm_passes, attend_passes)
+        dropped = np.zeros((modules, keys))
+        for index, module in enumerate(RECOMPUTE_MODULES):
+            dropped[index] = ledger.total([row.bytes for row in ledger.saved if _belongs(row.module, module)])
+        working = ledger.stack([row.bytes for row in ledger.working])
+        weights = ledger.weights
+        return Cost(
+            forward=forward,
+            backward=backward,
+            recompute=recompute,
+            saved_bytes=ledger.total([row.bytes for row in ledger.saved]),
+            dropped_bytes=dropped,
+            input_bytes=ledger.total([ledger.input_bytes]),
+            working_bytes=working.max(axis=0) if len(working) else np.zeros(keys),
+            logits_bytes=ledger.total([ledger.logits_bytes]),
+            dense=ledger.total([row.elements for row in weights if not row.expert]),
+            expert=ledger.total([row.elements for row in weights if row.expert]),
+            matrix=ledger.total([row.elements for row in weights if row.matrix]),
+            factored=ledger.total([row.factored if np.any(row.factored) else row.elements for row in weights]),
+            wgrad_bytes=ledger.total([2 * row.elements / row.copies for row in weights if row.matrix]),
+            flops=flops,
+            module_flops=module_flops,
+            exchanges=exchanges,
+        )
+
+    # ---------------------------------------------------------------- compute
+
+    def _gemms(self, ledger, forward, backward, recompute, flops, module_flops) -> dict[tuple[str, str], np.ndarray]:
+        """Charges matrix products; returns their backward times by (name, gradient) for what hides behind them."""
+        passes: dict[tuple[str, str], np.ndarray] = {}
+        for grouped in (False, True):
+            rows = [row for row in ledger.gemms if row.grouped is grouped]
+            if not rows:
+                continue
+            m, n, k = (ledger.stack([getattr(row, size) for row in rows]) for size in "mnk")
+            groups = ledger.stack([row.groups for row in rows])
+            seconds = {kind: self._gemm_seconds(m, n, k, groups, kind, grouped) for kind in ("fwd", "dgrad", "wgrad")}
+            work = 2 * m * n * k * groups
+            flops += work.sum(axis=0)
+            forward[0] += seconds["fwd"].sum(axis=0)
+            backward[0] += seconds["dgrad"].sum(axis=0) + seconds["wgrad"].sum(axis=0)
+            for index, row in enumerate(rows):
+                passes[row.name, "dgrad"] = seconds["dgrad"][index]
+                passes[row.name, "wgrad"] = seconds["wgrad"][index]
+                for bit in _modules(row.module):
+                    recompute[bit, 0] += seconds["fwd"][index]
+                    module_flops[bit] += work[index]
+        return passes
+
+    def _gemm_seconds(self, m, n, k, groups, kind: str, grouped: bool) -> np.ndarray:
+        if kind == "dgrad":
+            n, k = k, n
+        elif kind == "wgrad":
+            m, n, k = (n, k, m)
+        if grouped:
+            return grouped_gemm_seconds(self.curve, self.gpu, groups, m, n, k, self.precision, kind)
+        return gemm_seconds(self.curve, self.gpu, m, n, k, self.precision, kind)
+
+    def _attention(self, ledger, forward, backward, recompute, flops, module_flops) -> tuple[np.ndarray, np.ndarray]:
+        keys = len(self.shard)
+        total = np.zeros(keys), np.zeros(keys)
+        # Attention stays in 16 bit under every recipe.
+        precision = "fp16" if self.precision == "fp16" else "bf16"
+        for row in ledger.attends:
+            work = np.broadcast_to(np.asarray(row.flops, dtype=float), (keys,))
+            ahead, back = (
+                attention_seconds(self.curve, self.gpu, flops_, row.seq, row.head_dim, precision, backward=side)
+                for flops_, side in ((work, False), (2.5 * work, True))  # flash attention's backward: five products
+            )
+            flops += work
+            forward[0] += ahead
+            backward[0] += back
+            for bit in _modules("core_attn"):
+                recompute[bit, 0] += ahead
+                module_flops[bit] += work
+            total = total[0] + ahead, total[1] + back
+        return total
+
+    def _streams(self, ledger, forward, backward, recompute) -> None:
+        rows = ledger.streams
+        if not rows:
+            return
+        kernels = np.array([[row.forward_kernels, row.backward_kernels] for row in rows])
+        ahead = streaming_seconds(
+            self.curve, self.gpu, ledger.stack([row.forward_bytes for row in rows]), kernels[:, :1]
+        )
+        back = streaming_seconds(
+            self.curve, self.gpu, ledger.stack([row.backward_bytes for row in rows]), kernels[:, 1:]
+        )
+        forward[0] += ahead.sum(axis=0)
+        backward[0] += back.sum(axis=0)
+        for index, row in enumerate(rows):
+            bits = set(_modules(row.module))
+            if row.also:
+                bits |= set(_modules(row.also))
+            for bit in bits:
+                recompute[bit, 0] += ahead[index]
+
+    # ---------------------------------------------------------------- communication
+
+    def _exchanges(self, ledger, forward, backward, recompute, gemm_passes, attend_passes):
+        """Charges what is exposed of every collective to its owner; returns them with their exposed seconds."""
+        exposed: list[tuple[Exchange, np.ndarray]] = []
+        hidden = {"tp": self.runtime.tp_overlap_hidden, "ep": self.runtime.ep_overlap_hidden}
+        overlap = {"tp": self.shard.overlap_tp, "ep": self.shard.overlap_ep}
+        for row, seconds in self.exchange_seconds(ledger):
+            if row.behind is not None:
+                seconds = np.maximum(seconds - gemm_passes[row.behind], 0)
+            elif row.op == "send":
+                steps = np.asarray(row.ring_steps)
+                beside = attend_passes[0 if row.when == "forward" else 1] * steps / (steps + 1)
+                seconds = np.maximum(seconds - beside, 0)
+            elif row.axis in overlap:
+                seconds = np.where(overlap[row.axis], seconds * (1 - hidden[row.axis]), seconds)
+            owner = _OWNER_OF_AXIS[row.axis]
+            if row.when == "forward":
+                forward[owner] += seconds
+                for bit in _modules(row.module):
+                    recompute[bit, owner] += seconds
+            else:
+                backward[owner] += seconds
+            exposed.append((row, seconds))
+        return tuple(exposed)
+
+    def exchange_seconds(self, ledger: Ledger) -> list[tuple[Exchange, np.ndarray]]:
+        """Every collective with its unhidden time, [K]; one cost call per axis and operation."""
+        groups: dict[tuple[str, str], list[Exchange]] = {}
+        for row in ledger.exchanges:
+            groups.setdefault((row.axis, row.op), []).append(row)
+        out: list[tuple[Exchange, np.ndarray]] = []
+        for (axis, op), rows in groups.items():
+            size = ledger.stack([row.bytes for row in rows])
+            seconds = collective_seconds(self.cluster, op, size, self.placements[axis])
+            seconds = np.where(size > 0, seconds, 0.0)
+            if op == "send":
+                seconds = seconds * ledger.stack([row.ring_steps for row in rows])
+            out += zip(rows, seconds, strict=True)
+        return out
+
+
+# What a recomputation module covers besides its own name: recomputing the whole MoE layer re-runs its activation.
+_COVERS = {"moe": ("moe", "moe_act")}
+
+
+def _belongs(module: str, recomputed: str) -> bool:
+    return module in _COVERS.get(recomputed, (recomputed,))
+
+
+def _modules(module: str) -> list[int]:
+    """Indices of the recomputation modules that re-run operations of `module`."""
+    return [index for index, name in enumerate(RECOMPUTE_MODULES) if _belongs(module, name)]

@@ -1,0 +1,158 @@
+"""What an estimate says: the contract's `estimate` object as typed structs. Attributes carry the JSON's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from fivefold.layout.layout import ResolvedLayout
+
+
+class Quantity(msgspec.Struct, frozen=True, kw_only=True):
+    """A predicted number with its 80% interval and where the number comes from."""
+
+    value: float
+    low: float
+    high: float
+    provenance: str
+
+
+class Assumption(msgspec.Struct, frozen=True, kw_only=True):
+    """A number that the estimate took for granted, and its source."""
+
+    field: str
+    value: Any
+    source: str
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the largest tensors (or groups of equal ones) alive at a peak."""
+
+    name: str
+    bytes: int
+
+
+class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """One pipeline rank at its own steady-state peak. in_flight: micro-batches held, chunks counted as 1 / vpp."""
+
+    stage: int
+    peak_bytes: int
+    in_flight: float
+    breakdown: dict[str, int]
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """One phase of training on the peak rank, bytes by category."""
+
+    phase: str
+    bytes: dict[str, int]
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """peak_bytes: what the caching allocator hands out at most (comparable with max_memory_allocated).
+
+    reserved_bytes: what the device needs: peak, fragmentation, driver context and communication buffers; fits compares
+    it with capacity_bytes.
+    """
+
+    peak_bytes: int
+    reserved_bytes: int
+    capacity_bytes: int
+    peak_stage: int
+    peak_phase: str
+    largest: tuple[Tensor, ...]
+    stages: tuple[StageMemory, ...]
+    timeline: tuple[Phase, ...]
+    outside_allocator: dict[str, int]
+
+
+class Mfu(msgspec.Struct, frozen=True, kw_only=True):
+    """Model FLOPs utilisation by convention, over the dense peak of the compute precision."""
+
+    noncausal: float
+    causal: float
+    hardware: float
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One optimizer step. breakdown_s: critical path of the slowest stage; sums to seconds.value."""
+
+    seconds: Quantity
+    breakdown_s: dict[str, float]
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    mfu: Mfu
+    slowest_stage: int
+
+
+class Params(msgspec.Struct, frozen=True, kw_only=True):
+    """Exact parameter counts of the whole model, unpadded."""
+
+    total: int
+    active: int
+
+
+class Flops(msgspec.Struct, frozen=True, kw_only=True):
+    """Training FLOPs per token, forward and backward, by convention."""
+
+    noncausal: float
+    causal: float
+    hardware: float
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of collective per step on the slowest stage."""
+
+    axis: str
+    grid: str
+    collective: str
+    count: int
+    bytes_sent_per_rank: int
+    level: str
+    exposed_s: float
+
+
+class RuleViolation(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule that the layout breaks (the contract's `rule`)."""
+
+    id: str
+    option: str
+    value: Any
+    legal: Any
+    message: str
+    source: str
+    runtimes: tuple[str, ...]
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory and step time of one layout. `memory`, `step` are None when the layout breaks a rule."""
+
+    layout: ResolvedLayout
+    valid: bool
+    violations: tuple[RuleViolation, ...]
+    fits: bool | None
+    assumptions: tuple[Assumption, ...]
+    memory: Memory | None
+    step: Step | None
+    params: Params
+    flops_per_token: Flops
+    traffic: tuple[Traffic, ...]
+    inputs: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contract's JSON: schema, kind, version, inputs and the estimate's own fields."""
+        return {**envelope("estimate", self.inputs), **{k: v for k, v in self.body().items() if k != "inputs"}}
+
+    def body(self) -> dict[str, Any]:
+        """The estimate's own fields, without the envelope, as builtins."""
+        fields = msgspec.to_builtins(self)
+        fields.pop("inputs")
+        return fields
+
+
+def envelope(kind: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The fields that every JSON document of fivefold has."""
+    from fivefold import __version__
+
+    return {"schema": "fivefold/1", "kind": kind, "version": __version__, "inputs": inputs}

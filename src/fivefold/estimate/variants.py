@@ -1,0 +1,105 @@
+"""Variants: what one piece costs on a rank, for the distinct combinations of key and recomputation.
+
+Recomputation is arithmetic on a key's cost: dropped bytes leave what is saved, their forward operations come again in
+backward. Under a fully sharded runtime a variant also knows its sharding groups, because each piece's parameters are
+gathered while another piece computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fivefold.estimate.price import Cost
+from fivefold.layout.layout import RECOMPUTE_KINDS, RECOMPUTE_MODULES
+
+_FULL = RECOMPUTE_KINDS.index("full")
+_NONE = RECOMPUTE_KINDS.index("none")
+_MOE, _MOE_ACT = RECOMPUTE_MODULES.index("moe"), RECOMPUTE_MODULES.index("moe_act")
+
+
+@dataclass(slots=True)
+class Variants:
+    """W variants, P pieces, O owners (compute, tp, cp, ep).
+
+    forward, backward, again: [W, P, O] seconds; `again` is what recomputation adds to backward.
+    gather_forward, gather_backward: [W, P] exposed seconds of parameter gathers and gradient scatters.
+    forward_s, backward_s, again_s: [W, P] their sums.
+    saved: [W, P] bytes kept from forward to backward; kept: what recomputation leaves of them.
+    working, working_again: [W, P] largest working set of backward without and with recomputation.
+    logits, dense, expert, wgrad, matrix, factored: as in Cost, [W, P].
+    """
+
+    forward: np.ndarray
+    backward: np.ndarray
+    again: np.ndarray
+    gather_forward: np.ndarray
+    gather_backward: np.ndarray
+    saved: np.ndarray
+    kept: np.ndarray
+    working: np.ndarray
+    working_again: np.ndarray
+    logits: np.ndarray
+    dense: np.ndarray
+    expert: np.ndarray
+    wgrad: np.ndarray
+    matrix: np.ndarray
+    factored: np.ndarray
+    forward_s: np.ndarray
+    backward_s: np.ndarray
+    again_s: np.ndarray
+
+    def total(self) -> None:
+        """Bring the sums up to date with their parts."""
+        self.forward_s = self.forward.sum(axis=2) + self.gather_forward
+        self.backward_s = self.backward.sum(axis=2) + self.gather_backward
+        self.again_s = self.again.sum(axis=2)
+
+
+def variants(costs: tuple[Cost, ...], key: np.ndarray, kind: np.ndarray, modules: np.ndarray) -> Variants:
+    """The variants of given key indices, recompute kinds (codes) and module masks, each [W]."""
+    bits = module_bits(kind, modules)
+
+    def stack(name: str) -> np.ndarray:
+        return np.stack([getattr(cost, name)[..., key].T for cost in costs], axis=1)
+
+    forward, saved = stack("forward"), stack("saved_bytes")
+    dropped, again = np.zeros_like(saved), np.zeros_like(forward)
+    for bit in np.flatnonzero(bits.any(axis=1)):
+        dropped += bits[bit][:, None] * np.stack([cost.dropped_bytes[bit][key] for cost in costs], axis=1)
+        again += bits[bit][:, None, None] * np.stack([cost.recompute[bit][:, key].T for cost in costs], axis=1)
+    full = kind == _FULL
+    kept = np.where(full[:, None], stack("input_bytes"), saved - dropped)
+    working = stack("working_bytes")
+    zero = np.zeros_like(saved)
+    out = Variants(
+        forward=forward,
+        backward=stack("backward"),
+        again=np.where(full[:, None, None], forward, again),
+        gather_forward=zero,
+        gather_backward=zero.copy(),
+        saved=saved,
+        kept=kept,
+        working=working,
+        working_again=working + saved - kept,
+        logits=stack("logits_bytes"),
+        dense=stack("dense"),
+        expert=stack("expert"),
+        wgrad=stack("wgrad_bytes"),
+        matrix=stack("matrix"),
+        factored=stack("factored"),
+        forward_s=zero,
+        backward_s=zero,
+        again_s=zero,
+    )
+    out.total()
+    return out
+
+
+def module_bits(kind: np.ndarray, modules: np.ndarray) -> np.ndarray:
+    """[M, W] 0 or 1: which modules are recomputed selectively. The whole MoE layer includes its activation."""
+    bits = modules >> np.arange(len(RECOMPUTE_MODULES))[:, None] & 1
+    bits = np.where((kind == _NONE) | (kind == _FULL), 0, bits)
+    bits[_MOE_ACT] &= 1 - bits[_MOE]
+    return bits

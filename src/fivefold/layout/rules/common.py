@@ -1,0 +1,50 @@
+"""What several rule files share: codes of the closed sets, and small quantities of a layout."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fivefold.layout.columns import Bools, Columns, Ints
+from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, RECOMPUTE_MODULES, SCHEDULES
+from fivefold.layout.rules.context import Context
+
+A2A = CP_KINDS.index("a2a")
+INTERLEAVED = SCHEDULES.index("interleaved")
+SELECTIVE = RECOMPUTE_KINDS.index("selective")
+FULL = RECOMPUTE_KINDS.index("full")
+MODULE_BIT: dict[str, int] = {name: 1 << bit for bit, name in enumerate(RECOMPUTE_MODULES)}
+
+
+def without_a2a(c: Columns) -> Bools:
+    """Rows that no all-to-all context parallelism concerns."""
+    return (c.cp == 1) | (c.cp_kind != A2A)
+
+
+def kv_shares(c: Columns, x: Context) -> list[Ints]:
+    """For each distinct number of KV heads, how many one TP rank holds: at least one, replicated where tp is larger."""
+    return [np.maximum(kv // c.tp, 1) for kv in x.kv_heads]
+
+
+def counted_layers(c: Columns, x: Context) -> Ints:
+    """Blocks, and the embedding and the head where they count as one in the pipeline split."""
+    return x.layers + c.account_for_embedding.astype(np.int64) + c.account_for_loss
+
+
+def largest_stage(c: Columns, x: Context) -> Ints:
+    """Blocks on the fullest pipeline rank of an even split with optional first and last counts."""
+    first, last = np.maximum(c.first_stage_layers, 0), np.maximum(c.last_stage_layers, 0)
+    middle = np.maximum(c.pp - (first > 0) - (last > 0), 1)
+    return np.maximum(np.maximum(first, last), -(-(counted_layers(c, x) - first - last) // middle))
+
+
+def modules_possible(x: Context) -> int:
+    """Mask of the recompute modules that the model has."""
+    present = {
+        "core_attn": True,
+        "layernorm": True,
+        "mlp": x.has_dense_feed,
+        "moe": x.is_moe,
+        "moe_act": x.is_moe,
+        "mla_up_proj": x.has_mla,
+    }
+    return sum(MODULE_BIT[name] for name, there in present.items() if there)

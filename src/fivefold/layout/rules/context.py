@@ -1,0 +1,159 @@
+"""What a rule may look at beside the layouts: the model, the cluster's sizes, the workload, the runtime's version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+
+from fivefold.errors import FivefoldError
+from fivefold.layout.workload import Workload
+from fivefold.model.spec import Attention, Experts, FeedForward, LatentAttention, ModelSpec
+from fivefold.runtime import Profile, load_runtime
+
+Version = tuple[int, ...]
+LARGEST_SIZE = 2**31  # beyond any cluster, batch or sequence; keeps a mistyped number out of int64 overflow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """Everything outside the layout that decides whether it would start.
+
+    cluster_gpus: world size. gpus_per_node: GPUs of one host. scale_up_size: GPUs of one NVLink-like domain.
+    runtime: name or alias, optionally "name@version"; version: the same, apart. No version means the newest covered.
+    Raises FivefoldError for an unknown runtime or version and for sizes below one.
+    """
+
+    model: ModelSpec
+    cluster_gpus: int
+    gpus_per_node: int
+    scale_up_size: int
+    work: Workload
+    runtime: str
+    version: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, option in (
+            ("cluster_gpus", "--gpus"),
+            ("gpus_per_node", "--gpus-per-node"),
+            ("scale_up_size", "cluster file: span of the innermost link"),
+        ):
+            _require_positive(getattr(self, name), option)
+        _require_positive(self.work.seq_len, "--seq-len")
+        _require_positive(self.work.global_batch, "--global-batch")
+        _require_positive(self.model.layers, "config.json: number of layers")
+        load_runtime(self._runtime_with_version)
+
+    @property
+    def _runtime_with_version(self) -> str:
+        return self.runtime if self.version is None else f"{self.runtime.partition('@')[0]}@{self.version}"
+
+    @cached_property
+    def profile(self) -> Profile:
+        """The runtime's profile: its optimizers, precisions and ZeRO stages."""
+        return load_runtime(self._runtime_with_version)
+
+    @cached_property
+    def alias(self) -> str:
+        """The runtime as the user named it, without version and in lower case."""
+        return self.runtime.partition("@")[0].lower()
+
+    @cached_property
+    def version_parts(self) -> Version | None:
+        """The asked-for version as integers, None for the newest covered."""
+        text = self.version or self.runtime.partition("@")[2]
+        return version_tuple(text) if text else None
+
+    # What rules ask of the model. A divisor of every block's value is a divisor of their greatest common divisor.
+
+    @property
+    def world(self) -> int:
+        return self.cluster_gpus
+
+    @property
+    def layers(self) -> int:
+        return self.model.layers
+
+    @cached_property
+    def heads(self) -> int:
+        """Greatest common divisor of the blocks' attention heads."""
+        return gcd(*(block.mixer.heads for block in self.model.kinds))
+
+    @cached_property
+    def kv_heads(self) -> tuple[int, ...]:
+        """Distinct numbers of key/value heads; blocks with latent attention have none."""
+        mixers = (block.mixer for block in self.model.kinds)
+        return tuple(sorted({mixer.kv_heads for mixer in mixers if isinstance(mixer, Attention)}))
+
+    @cached_property
+    def head_widths(self) -> tuple[int, ...]:
+        """Distinct widths of a projection to all heads, in elements per token before TP."""
+        widths: set[int] = set()
+        for block in self.model.kinds:
+            mixer = block.mixer
+            if isinstance(mixer, LatentAttention):
+                widths |= {mixer.heads * mixer.qk_head_dim, mixer.heads * mixer.v_head_dim}
+            else:
+                widths |= {mixer.heads * mixer.head_dim}
+        return tuple(sorted(widths))
+
+    @cached_property
+    def has_mla(self) -> bool:
+        return any(isinstance(block.mixer, LatentAttention) for block in self.model.kinds)
+
+    @cached_property
+    def has_window(self) -> bool:
+        return any(isinstance(block.mixer, Attention) and block.mixer.window for block in self.model.kinds)
+
+    @cached_property
+    def has_dense_feed(self) -> bool:
+        return any(isinstance(block.feed, FeedForward) for block in self.model.kinds)
+
+    @cached_property
+    def is_moe(self) -> bool:
+        return self.model.is_moe
+
+    @cached_property
+    def _experts(self) -> tuple[Experts, ...]:
+        return tuple(block.feed for block in self.model.kinds if isinstance(block.feed, Experts))
+
+    @cached_property
+    def experts(self) -> int:
+        """Greatest common divisor of the blocks' expert counts; 0 for a dense model."""
+        return gcd(*(feed.num_experts for feed in self._experts)) if self._experts else 0
+
+    @cached_property
+    def dense_ffn(self) -> int:
+        """Greatest common divisor of the widths that TP cuts: dense feed-forwards and shared experts; 0 if none."""
+        widths = [block.feed.ffn for block in self.model.kinds if isinstance(block.feed, FeedForward)]
+        widths += [feed.shared_ffn for feed in self._experts if feed.shared_ffn]
+        return gcd(*widths) if widths else 0
+
+    @cached_property
+    def expert_ffn(self) -> int:
+        """Greatest common divisor of the routed experts' widths, which expert-TP cuts; 0 for a dense model."""
+        return gcd(*(feed.ffn for feed in self._experts)) if self._experts else 0
+
+
+def version_tuple(text: str) -> Version:
+    """'0.16.1' or 'core 0.16' as (0, 16, 1) or (0, 16); FivefoldError when it is not a version."""
+    try:
+        return tuple(int(part) for part in text.lower().replace("core", "").strip().split("."))
+    except ValueError:
+        raise FivefoldError(
+            f"'{text}' is not a version; write numbers with dots between them, as in 0.16.",
+            code="bad-version",
+            option="--runtime",
+            value=text,
+        ) from None
+
+
+def _require_positive(value: int, option: str) -> None:
+    if not 1 <= value <= LARGEST_SIZE:
+        raise FivefoldError(
+            f"{option} is {value}; it has to be 1 or more (and no more than {LARGEST_SIZE}).",
+            code="bad-size",
+            option=option,
+            value=value,
+            legal=f"1 to {LARGEST_SIZE}",
+        )

@@ -1,0 +1,278 @@
+"""Published training runs: a typed row, and the reader of their CSV files.
+
+The shipped table (data/measured_runs.csv) has SimuMax's Megatron-LM runs on B200, llm-foundry's FSDP tables on A100
+and the Ultra-Scale Playbook's best nanotron runs on H100, each row with its source. A file of the user's own with the
+same columns is read alike; a blank cell is None: not stated.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import types
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from fivefold.errors import FivefoldError
+
+MAX_FILE_BYTES = 64 << 20
+MAX_ROWS = 100_000
+MAX_CELL = 20_000  # characters
+MAX_NUMBER = 1e15
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One published run, as published; None: not stated.
+
+    id: "source-number". layers, hidden, ffn, heads, kv_heads, head_dim, vocab, experts, topk, moe_ffn, shared_experts:
+        the model's sizes (moe_ffn: width of one expert). params_b: parameters in units of 1e9, as the source counts.
+    seq, mbs, gbs: tokens per sequence, sequences per micro-batch and per step.
+    gpus, gpus_per_node, tp, sp, cp, pp, vpp, ep, etp, dp, zero, dist_opt: degrees and switches (1 on, 0 off).
+    precision_kind, recompute_kind, mem_kind: closed vocabularies; precision, recompute, attention, overlap: as
+        published.
+    step_time_s: published seconds of one optimizer step; d_step_time_s: the same derived from published throughput.
+    peak_mem_gb: GiB where mem_kind is "allocated" or peak_mem_kind says GiB, 1e9 bytes elsewhere.
+    max_allocated_mib, max_reserved_mib: per rank, "a/b/c".
+    """
+
+    id: str
+    source: str | None = None
+    source_date: str | None = None
+    framework: str | None = None
+    model: str | None = None
+    arch: str | None = None
+    layers: int | None = None
+    hidden: int | None = None
+    ffn: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    vocab: int | None = None
+    experts: int | None = None
+    topk: int | None = None
+    moe_ffn: int | None = None
+    shared_experts: int | None = None
+    params_b: float | None = None
+    gated_mlp: int | None = None
+    tied_embeddings: int | None = None
+    seq: int | None = None
+    mbs: int | None = None
+    gbs: int | None = None
+    gpu: str | None = None
+    gpus: int | None = None
+    gpus_per_node: int | None = None
+    interconnect: str | None = None
+    tp: int | None = None
+    sp: int | None = None
+    cp: int | None = None
+    pp: int | None = None
+    vpp: int | None = None
+    ep: int | None = None
+    etp: int | None = None
+    dp: int | None = None
+    zero: int | None = None
+    dist_opt: int | None = None
+    recompute: str | None = None
+    recompute_kind: str | None = None
+    precision: str | None = None
+    precision_kind: str | None = None
+    attention: str | None = None
+    overlap: str | None = None
+    step_time_s: float | None = None
+    d_step_time_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    peak_mem_gb: float | None = None
+    peak_mem_kind: str | None = None
+    mem_kind: str | None = None
+    max_allocated_mib: str | None = None
+    max_reserved_mib: str | None = None
+
+    @property
+    def group(self) -> str:
+        """The source that the id names: "simumax" of "simumax-0001"."""
+        return self.id.rpartition("-")[0] or self.id
+
+    @property
+    def measured_s(self) -> float | None:
+        """Seconds of one step: as published, else derived from published throughput."""
+        if self.step_time_s is not None:
+            return self.step_time_s
+        if self.d_step_time_s is not None:
+            return self.d_step_time_s
+        if not (self.tokens_per_s_per_gpu and self.gbs and self.seq and self.gpus):
+            return None
+        return self.gbs * self.seq / (self.tokens_per_s_per_gpu * self.gpus)
+
+    @property
+    def measured_bytes(self) -> int | None:
+        """Published peak memory of a rank."""
+        if self.peak_mem_gb is None:
+            return None
+        binary = self.mem_kind == "allocated" or "GiB" in (self.peak_mem_kind or "")
+        return int(self.peak_mem_gb * (2**30 if binary else 1e9))
+
+
+class RunTable(msgspec.Struct, frozen=True, kw_only=True):
+    """The runs of one file. unused_columns: what the file has beside the columns of Run."""
+
+    runs: tuple[Run, ...]
+    where: str
+    unused_columns: tuple[str, ...] = ()
+
+
+CLOSED: dict[str, tuple[str, ...]] = {
+    "precision_kind": ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32", "unknown"),
+    "recompute_kind": ("none", "selective", "full", "unknown"),
+    "mem_kind": ("allocated", "reserved", "nvidia-smi", "unknown"),
+}
+_FLAGS = ("gated_mlp", "tied_embeddings", "sp", "dist_opt")
+_MAY_BE_ZERO = (*_FLAGS, "zero", "shared_experts", "experts", "topk", "moe_ffn")
+
+
+def shipped_runs() -> RunTable:
+    """The runs that come with the package."""
+    file = resources.files("fivefold.measure").joinpath("data/measured_runs.csv")
+    return _parse(file.read_bytes(), "measured_runs.csv (shipped)")
+
+
+def read_runs(path: str | Path) -> RunTable:
+    """The runs of a CSV file with a header of Run's field names, `id` at least; other columns are counted as unused.
+
+    Raises FivefoldError, naming line and column, for a file that is too large or no CSV, an unreadable number, a word
+    outside a closed vocabulary, or an id that occurs twice.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        reason = getattr(error, "strerror", None) or "it cannot be opened"
+        raise _error(str(path), f"{reason}", "give the path of a CSV file of measured runs") from error
+    if len(raw) > MAX_FILE_BYTES:
+        raise _error(str(path), f"it is larger than {MAX_FILE_BYTES >> 20} MiB", "split it")
+    return _parse(raw, str(path))
+
+
+def _parse(raw: bytes, where: str) -> RunTable:
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise _error(f"{where}, line {line}", "it is not UTF-8 text", "save it as UTF-8") from error
+    lines = _lines(text, where)
+    header = next(lines, (1, []))[1]
+    columns = _columns(header, where)
+    runs: list[Run] = []
+    seen: dict[str, int] = {}
+    for number, cells in lines:
+        if len(runs) == MAX_ROWS:
+            raise _error(where, f"it has more than {MAX_ROWS:,} rows", "split it")
+        run = _row(cells, columns, len(header), f"{where}, line {number}")
+        if run.id in seen:
+            raise _error(
+                f"{where}, line {number}, column id",
+                f"{run.id[:80]!r} is already the id of line {seen[run.id]}",
+                "give every run an id of its own",
+            )
+        seen[run.id] = number
+        runs.append(run)
+    known = {name for _, name in columns}
+    return RunTable(runs=tuple(runs), where=where, unused_columns=tuple(n for n in header if n not in known))
+
+
+def _lines(text: str, where: str) -> Iterator[tuple[int, list[str]]]:
+    """(line number, cells) of every row that is not empty."""
+    reader = csv.reader(text.splitlines(keepends=True), strict=True)
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            message = f"{error}"[:200]
+            raise _error(f"{where}, line {reader.line_num}", message, "correct the quoting of the CSV") from error
+        if any(cells):
+            yield reader.line_num, cells
+
+
+def _columns(header: list[str], where: str) -> list[tuple[int, str]]:
+    """(position, name) of the columns that Run has."""
+    names = Run.__struct_fields__
+    twice = sorted({name for name in header if header.count(name) > 1 and name in names})
+    if len(header) > 1000 or twice:
+        problem = f"column {twice[0]} is there twice" if twice else "it has more than 1,000 columns"
+        raise _error(f"{where}, line 1", problem, "correct the header")
+    if "id" not in header:
+        near = get_close_matches("id", header[:1000], n=1)
+        hint = f" (there is {near[0]!r})" if near else ""
+        raise _error(
+            f"{where}, line 1", f"the header has no column id{hint}", f"name the columns {', '.join(names[:12])}, ..."
+        )
+    return [(at, name) for at, name in enumerate(header) if name in names]
+
+
+def _kinds() -> dict[str, type]:
+    """int, float or str of every field of Run."""
+    out: dict[str, type] = {}
+    for name, hint in get_type_hints(Run).items():
+        options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        out[name] = next(option for option in options if option is not type(None))
+    return out
+
+
+_KINDS = _kinds()
+
+
+def _row(cells: list[str], columns: list[tuple[int, str]], width: int, where: str) -> Run:
+    if len(cells) != width:
+        raise _error(where, f"it has {len(cells)} cells, the header {width}", "add or remove commas")
+    fields: dict[str, Any] = {}
+    for at, name in columns:
+        cell = cells[at].strip()
+        place = f"{where}, column {name}"
+        if len(cell) > MAX_CELL:
+            raise _error(place, f"a cell of {len(cell):,} characters", f"keep cells under {MAX_CELL:,}")
+        if cell:
+            fields[name] = _value(cell, name, place)
+    if "id" not in fields:
+        raise _error(f"{where}, column id", "it is blank", "give every run an id")
+    return Run(**fields)
+
+
+def _value(cell: str, name: str, place: str) -> Any:
+    kind = _KINDS[name]
+    if kind is str:
+        if name in CLOSED and cell not in CLOSED[name]:
+            raise _error(place, f"{cell[:80]!r} is unknown", f"use one of {', '.join(CLOSED[name])}", CLOSED[name])
+        return cell
+    try:
+        number = float(cell)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or abs(number) > MAX_NUMBER:
+        raise _error(place, f"{cell[:80]!r} is not a finite number", "give a number, or nothing where not stated")
+    low = 0 if name in _MAY_BE_ZERO else None
+    if number < 0 or (number == 0 and low is None):
+        raise _error(place, f"{cell[:80]} has to be {'0 or more' if low == 0 else 'above 0'}", "correct it")
+    if name in _FLAGS and number not in (0, 1):
+        raise _error(place, f"{cell[:80]} has to be 0 or 1", "correct it", (0, 1))
+    if kind is int:
+        if number != int(number):
+            raise _error(place, f"{cell[:80]} has to be a whole number", "correct it")
+        return int(number)
+    return number
+
+
+def _error(where: str, problem: str, remedy: str, legal: Iterable[Any] | None = None) -> FivefoldError:
+    return FivefoldError(
+        f"Measured runs, {where}: {problem}. To go on, {remedy}.",
+        code="bad-measured-runs",
+        option="--data",
+        value=where,
+        legal=None if legal is None else list(legal),
+    )

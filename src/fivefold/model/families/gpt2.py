@@ -1,0 +1,62 @@
+"""GPT-2 and its like (GPT-3, Megatron's GPT): learned positions, LayerNorm, biases everywhere, GELU, tied embeddings.
+
+Defaults are those of GPT2Config in transformers 5.24.
+"""
+
+from __future__ import annotations
+
+from fivefold.model.families.reader import MAX_POSITIONS, MAX_VOCAB, Family, Reader, keys, runs
+from fivefold.model.spec import Attention, Block, FeedForward, ModelSpec
+
+
+def read_gpt2(reader: Reader) -> ModelSpec:
+    hidden = reader.size("n_embd")
+    heads = reader.size("n_head")
+    positions = reader.size("n_positions", high=MAX_POSITIONS)
+    if hidden % heads:
+        raise reader.error("n_head", f"must divide n_embd = {hidden}")
+    block = Block(
+        mixer=Attention(
+            heads=heads, kv_heads=heads, head_dim=hidden // heads, qkv_bias=True, out_bias=True, rope=False
+        ),
+        feed=FeedForward(
+            ffn=reader.size("n_inner", 4 * hidden),
+            gated=False,
+            bias=True,
+            activation=reader.activation("activation_function", "gelu_new"),
+        ),
+        norm="layernorm",
+        norm_bias=True,
+    )
+    return ModelSpec(
+        name=reader.name,
+        family=reader.family.model_type,
+        hidden=hidden,
+        vocab=reader.size("vocab_size", high=MAX_VOCAB),
+        runs=runs([block] * reader.layers("n_layer")),
+        max_position=positions,
+        learned_positions=positions,
+        tied_embeddings=reader.flag("tie_word_embeddings", True),
+        final_norm="layernorm",
+        final_norm_bias=True,
+        source=reader.where,
+    )
+
+
+FAMILIES = (
+    Family(
+        model_type="gpt2",
+        architecture="GPT2LMHeadModel",
+        required=keys("vocab_size n_embd n_head n_layer n_positions"),
+        optional=keys("n_inner activation_function tie_word_embeddings"),
+        # n_ctx repeats n_positions in old files; the rest are dropouts, scalings and the classifier head's options.
+        irrelevant=keys(
+            """
+    n_ctx layer_norm_epsilon resid_pdrop embd_pdrop attn_pdrop scale_attn_weights
+    scale_attn_by_inverse_layer_idx reorder_and_upcast_attn gradient_checkpointing summary_type
+    summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
+    """
+        ),
+        read=read_gpt2,
+    ),
+)

@@ -1,0 +1,69 @@
+"""What one training framework does with bytes and with overlap, as data.
+
+The same layout has different memory and time in different frameworks. A Profile holds those differences
+as numbers and members of closed sets; each behaviour is implemented once, in the estimate room.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Sharding = Literal["distributed_optimizer", "fully_sharded"]
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """One framework and version range.
+
+    sharding: "distributed_optimizer" keeps whole low-precision weights and a whole gradient buffer on every
+        rank and shards master weights and optimizer states (ZeRO-1); "fully_sharded" keeps fp32 shards of
+        parameters, gradients and states and gathers one block at a time (FSDP2).
+    weight_bytes: resident bytes of one low-precision parameter; 0 where only fp32 shards are resident.
+    vocab_multiple: the vocabulary is padded to a multiple of this times tp; 1 means to a multiple of tp alone.
+    fused_glu: the gate's activation and product are one kernel that saves only its two inputs.
+    cached_wgrad_buffers: the runtime keeps one low-precision placeholder per distinct weight shape as the
+        gradient that it hands to autograd while the true one is accumulated in fp32 elsewhere.
+    head_wgrad_placeholder: likewise for the output head, allocated during its backward only.
+    logits_fp32_copy: the loss works on an fp32 copy of the logits.
+    expert_first_dim_padding: rows that each expert's batch is padded to.
+    workspace_bytes: what libraries take inside the caching allocator (cuBLAS workspaces and the like).
+    context_bytes: driver context and kernels, outside the allocator.
+    nccl_bytes_per_group: buffers of one communicator, outside the allocator.
+    fragmentation: reserved over allocated, minus 1.
+    grad_buckets: parameters per gradient bucket (elements); the last bucket of a step cannot overlap.
+    prefetch_blocks: blocks whose parameters are gathered ahead of use (fully_sharded).
+    pipeline_exchange_blocks: non-interleaved pipeline transfers stall the sender until received.
+    tp_overlap_hidden: share of TP communication hidden where TP overlap is on.
+    ep_overlap_hidden: share of EP all-to-all hidden where EP overlap is on.
+    step_overhead_s: host work per step that no stream hides (data, logging, launch of the optimizer).
+    micro_batch_overhead_s: host work per micro-batch and rank.
+    time_spread: half-width of the 80% interval of the step time, relative.
+    sources: where each number comes from.
+    """
+
+    name: str
+    versions: str
+    aliases: tuple[str, ...] = ()
+    sharding: Sharding
+    weight_bytes: int
+    optimizers: tuple[str, ...]
+    precisions: tuple[str, ...]
+    zero_stages: tuple[int, ...]
+    vocab_multiple: int
+    fused_glu: bool
+    cached_wgrad_buffers: bool
+    head_wgrad_placeholder: bool
+    logits_fp32_copy: bool
+    workspace_bytes: int
+    context_bytes: int
+    nccl_bytes_per_group: int
+    fragmentation: float
+    grad_buckets: int
+    prefetch_blocks: int
+    tp_overlap_hidden: float
+    ep_overlap_hidden: float
+    step_overhead_s: float
+    micro_batch_overhead_s: float
+    time_spread: float
+    sources: dict[str, str]

@@ -1,0 +1,44 @@
+"""PyTorch FSDP2 (`fully_shard`) as torchtitan and accelerate apply it: eager, one group per block."""
+
+from fivefold.runtime.profile import Profile
+
+_MIB = 1024**2
+
+PROFILE = Profile(
+    name="torchtitan",
+    versions="0.2 with PyTorch 2.9 to 2.13",
+    aliases=("fsdp", "fsdp2"),
+    sharding="fully_sharded",
+    weight_bytes=0,
+    optimizers=("adamw", "sgd", "adafactor", "muon", "adamw8bit"),
+    precisions=("bf16", "fp8"),
+    zero_stages=(2, 3),
+    vocab_multiple=1,
+    fused_glu=False,
+    cached_wgrad_buffers=False,
+    head_wgrad_placeholder=False,
+    logits_fp32_copy=True,
+    workspace_bytes=60 * _MIB,
+    context_bytes=640 * _MIB,
+    nccl_bytes_per_group=128 * _MIB,
+    fragmentation=0.06,
+    grad_buckets=0,
+    prefetch_blocks=1,
+    tp_overlap_hidden=0.6,
+    ep_overlap_hidden=0.0,
+    step_overhead_s=0.015,
+    micro_batch_overhead_s=0.0,
+    time_spread=0.15,
+    sources={
+        "weight_bytes": "PyTorch documentation, fully_shard with MixedPrecisionPolicy: parameters, gradients and states stay sharded in fp32, the gathered copy is bf16",
+        "fused_glu": "torchtitan's FeedForward in eager mode: silu, product and projection save four tensors of the intermediate size",
+        "prefetch_blocks": "PyTorch documentation, fully_shard: the next block is gathered while the current one computes",
+        "workspace_bytes": "as megatron: the same libraries",
+        "fragmentation": "from memory: reserved over allocated of eager FSDP2 runs",
+        "context_bytes": "from memory: CUDA context with loaded kernels on H100, about 0.5 to 0.7 GiB",
+        "nccl_bytes_per_group": "from memory: NCCL channel buffers of one communicator, about 0.1 GiB",
+        "tp_overlap_hidden": "from memory: asynchronous TP needs torch.compile; gain as published by the torchtitan authors",
+        "step_overhead_s": "from memory: host work between steps, some milliseconds",
+        "time_spread": "see docs/accuracy.md",
+    },
+)

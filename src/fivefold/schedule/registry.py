@@ -1,0 +1,81 @@
+"""The schedules there are. A new one is one file and one row here."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fivefold.errors import FivefoldError
+from fivefold.schedule.actions import RankActions
+from fivefold.schedule.afab import AFAB
+from fivefold.schedule.interleaved import INTERLEAVED
+from fivefold.schedule.one_f_one_b import ONE_F_ONE_B
+from fivefold.schedule.schedule import Ints, Schedule
+
+SCHEDULES: dict[str, Schedule] = {schedule.name: schedule for schedule in (AFAB, ONE_F_ONE_B, INTERLEAVED)}
+
+
+def illegal_reason(kind: str, p: int, m: int, v: int = 1) -> str | None:
+    """Why p ranks, m micro-batches and v chunks per rank cannot run under this schedule, or None if they can.
+
+    Raises FivefoldError for a schedule that does not exist.
+    """
+    schedule = _named(kind)
+    for name, value in (("p", p), ("m", m), ("v", v)):
+        if value < 1:
+            return f"{name} has to be at least 1, and is {value}"
+    return schedule.illegal(p, m, v)
+
+
+def legal(kind: str, p: int, m: int, v: int = 1) -> bool:
+    """Whether p ranks, m micro-batches and v chunks per rank can run under this schedule."""
+    return illegal_reason(kind, p, m, v) is None
+
+
+def get_schedule(kind: str, p: int, m: int, v: int = 1) -> Schedule:
+    """The schedule of this name, once p, m and v are known to be legal. Raises FivefoldError otherwise."""
+    reason = illegal_reason(kind, p, m, v)
+    if reason is not None:
+        raise FivefoldError(
+            f"The {kind} schedule cannot run {m} micro-batches on {p} pipeline ranks with {v} chunks each: {reason}.",
+            code="illegal-schedule",
+            option="schedule",
+            value={"schedule": kind, "pp": p, "num_micro_batches": m, "vpp": v},
+        )
+    return _named(kind)
+
+
+def actions(kind: str, p: int, m: int, v: int = 1) -> list[RankActions]:
+    """What each of p ranks does, in order, for m micro-batches and v chunks per rank."""
+    return get_schedule(kind, p, m, v).actions(p, m, v)
+
+
+def in_flight(kind: str, p: int, m: int, v: int = 1) -> Ints:
+    """[p] most micro-batch x chunk activations that each rank holds at once, in units of one chunk."""
+    return in_flight_by_chunk(kind, p, m, v).sum(axis=-1)
+
+
+def in_flight_by_chunk(kind: str, p: int, m: int, v: int = 1) -> Ints:
+    """[p, v] how many micro-batches of each chunk each rank holds when it first holds the most."""
+    return get_schedule(kind, p, m, v).held(p, m, v, np.zeros(1, dtype=np.int64))[0]
+
+
+def in_flight_moments(kind: str, p: int, m: int, v: int = 1) -> Ints:
+    """[K, p, v] the same at every distinct moment at which a rank holds the most; by_chunk is the first of them.
+
+    Where the chunks of a rank hold different bytes, its peak is max over K of sum over v of count * bytes: what a
+    rank holds at any other moment is part of what it holds at one of these.
+    """
+    schedule = get_schedule(kind, p, m, v)
+    return schedule.held(p, m, v, np.arange(schedule.cycle(p, m, v)))
+
+
+def _named(kind: str) -> Schedule:
+    if kind not in SCHEDULES:
+        raise FivefoldError(
+            f"There is no pipeline schedule {kind!r}; fivefold has {', '.join(SCHEDULES)}.",
+            code="unknown-schedule",
+            option="schedule",
+            value=kind,
+            legal=list(SCHEDULES),
+        )
+    return SCHEDULES[kind]

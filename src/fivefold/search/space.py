@@ -1,0 +1,369 @@
+"""The space of layouts: every combination of the options' values, built column by column.
+
+Each step crosses what there is with one option's values and drops at once what cannot divide, so that a million
+candidates cost some hundredths of a second. Rules decide afterwards; nothing here is a preference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fivefold.errors import FivefoldError
+from fivefold.estimate import Problem
+from fivefold.layout.columns import ALL_LAYERS, Columns, mask_of
+from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, SCHEDULES
+from fivefold.layout.stages import split_policy
+from fivefold.model.spec import Experts, LatentAttention
+
+Ints = np.ndarray
+Table = dict[str, Ints]
+
+# Micro-batches beyond this many sequences only add memory: the matrix products have long been full.
+_LARGEST_MICRO_BATCH = 64
+_FULL, _SELECTIVE = RECOMPUTE_KINDS.index("full"), RECOMPUTE_KINDS.index("selective")
+_AFAB, _1F1B, _INTERLEAVED = (SCHEDULES.index(name) for name in ("afab", "1f1b", "interleaved"))
+# Named parts whose recomputation frees memory under fused attention; the attention core alone frees next to nothing
+# there (FlashAttention already recomputes it), so it is searched only on request.
+_DENSE_PARTS = (("layernorm",), ("mlp",), ("layernorm", "mlp"))
+_EXPERT_PARTS = (("layernorm",), ("moe_act",), ("layernorm", "moe_act"), ("moe",))
+_LATENT_PARTS = (("mla_up_proj",), ("layernorm", "moe_act", "mla_up_proj"))
+
+PIN_NAMES = (
+    "tp",
+    "cp",
+    "cp_kind",
+    "pp",
+    "vpp",
+    "ep",
+    "etp",
+    "zero",
+    "dp_replicate",
+    "sequence_parallel",
+    "micro_batch",
+    "schedule",
+    "recompute",
+    "recompute_layers",
+    "recompute_modules",
+    "first_stage_layers",
+    "last_stage_layers",
+    "account_for_embedding",
+    "account_for_loss",
+    "overlap_grad",
+    "overlap_param",
+    "overlap_tp",
+    "overlap_ep",
+)
+
+
+class StageCounts(NamedTuple):
+    """One way to split blocks over stages: counts of the first and last rank (0: even), what counts as a block."""
+
+    first_stage_layers: int = 0
+    last_stage_layers: int = 0
+    account_for_embedding: int = 0
+    account_for_loss: int = 0
+
+
+@dataclass(slots=True)
+class Space:
+    """The values that are searched, by option; a pinned option has only the user's."""
+
+    problem: Problem
+    pins: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def columns(self) -> Columns:
+        """Every candidate whose degrees divide the GPUs and the batch. FivefoldError when pins leave none."""
+        table = self._degrees()
+        table = self._expert_degrees(table)
+        table = self._micro_batches(table)
+        table = self._schedules(table)
+        table = self._uneven_stages(table)
+        table = self._sharding(table)
+        table = self._recompute(table)
+        table = self._switches(table)
+        if not len(table["tp"]):
+            raise self._empty()
+        replicate = table.pop("dp_replicate")
+        return Columns.build(self.problem.cluster.gpus, self.problem.work, dp_replicate=replicate, **table)
+
+    # ---------------------------------------------------------------- steps
+
+    def _degrees(self) -> Table:
+        world, model = self.problem.cluster.gpus, self.problem.model
+        divisors = _divisors(world)
+        heads = min(block.mixer.heads for block in model.kinds)
+        table = {"pp": self._values("pp", [d for d in divisors if d <= model.layers])}
+        table = _cross(table, tp=self._values("tp", [d for d in divisors if d <= heads]))
+        table = _keep(table, world % (table["pp"] * table["tp"]) == 0)
+        table = _cross(table, cp=self._values("cp", [d for d in divisors if d <= self._largest_cp()]))
+        table = _keep(table, world % (table["pp"] * table["tp"] * table["cp"]) == 0)
+        kinds = np.array([CP_KINDS.index(kind) for kind in self.pins.get("cp_kind", CP_KINDS)])
+        table = _cross(table, cp_kind=kinds)
+        return _keep(table, (table["cp"] > 1) | (table["cp_kind"] == kinds[0]))
+
+    def _largest_cp(self) -> int:
+        """Beyond it a rank has fewer than 128 tokens of a sequence, less than one attention tile of queries."""
+        return max(self.problem.work.seq_len // 128, 1)
+
+    def _expert_degrees(self, table: Table) -> Table:
+        model, world = self.problem.model, self.problem.cluster.gpus
+        feeds = [block.feed for block in model.kinds if isinstance(block.feed, Experts)]
+        experts = min((feed.num_experts for feed in feeds), default=1)
+        table = _cross(table, ep=self._values("ep", [d for d in _divisors(world) if experts % d == 0]))
+        etp = self._values("etp", _divisors(int(table["tp"].max(initial=1))) if feeds else [1])
+        table = _cross(table, etp=etp)
+        # Expert-TP other than none or the dense TP has no implementation that fivefold knows.
+        if "etp" not in self.pins:
+            table = _keep(table, (table["etp"] == 1) | (table["etp"] == table["tp"]))
+        return _keep(table, world % (table["ep"] * table["etp"] * table["pp"]) == 0)
+
+    def _micro_batches(self, table: Table) -> Table:
+        batch, world = self.problem.work.global_batch, self.problem.cluster.gpus
+        sizes = self._values("micro_batch", [d for d in _divisors(batch) if d <= _LARGEST_MICRO_BATCH])
+        table = _cross(table, micro_batch=sizes)
+        dp = world // (table["tp"] * table["cp"] * table["pp"])
+        return _keep(table, batch % (table["micro_batch"] * dp) == 0)
+
+    def _schedules(self, table: Table) -> Table:
+        layers = self.problem.model.layers
+        names = self.pins.get("schedule", SCHEDULES)
+        chunks = self._values("vpp", [v for v in range(1, layers + 1) if self._chunks_possible(v)])
+        options = [(_AFAB, 1), (_1F1B, 1)] + [(_INTERLEAVED, int(v)) for v in chunks if v > 1]
+        options = [(s, v) for s, v in options if SCHEDULES[s] in names and v in chunks]
+        if not options:
+            raise self._empty()
+        schedule, vpp = np.array(options).T
+        table = _cross(table, schedule=schedule, vpp=vpp)
+        pp, schedule, vpp = table["pp"], table["schedule"], table["vpp"]
+        dp = self.problem.cluster.gpus // (table["tp"] * table["cp"] * pp)
+        m = self.problem.work.global_batch // (table["micro_batch"] * dp)
+        alone = (pp == 1) & ((schedule == _1F1B) | (SCHEDULES[_1F1B] not in names)) & (vpp == 1)
+        piped = (pp > 1) & ((schedule != _INTERLEAVED) | ((m % pp == 0) & (pp * vpp <= layers)))
+        return _keep(table, alone | piped)
+
+    def _chunks_possible(self, chunks: int) -> bool:
+        """Two stages is the shallowest pipeline, and no chunk is empty."""
+        layers = self.problem.model.layers
+        return chunks == 1 or 2 * chunks <= layers
+
+    def _uneven_stages(self, table: Table) -> Table:
+        """First and last stages with fewer blocks, for layers that do not divide and to balance embedding and head."""
+        parts: list[Table] = []
+        for pp, vpp in sorted({*zip(table["pp"].tolist(), table["vpp"].tolist(), strict=True)}):
+            counts = self._stage_counts(pp, vpp)
+            if counts:
+                first, last, embedding, loss = np.array(counts).T
+                here = _keep(table, (table["pp"] == pp) & (table["vpp"] == vpp))
+                parts.append(
+                    _cross(
+                        here,
+                        first_stage_layers=first,
+                        last_stage_layers=last,
+                        account_for_embedding=embedding > 0,
+                        account_for_loss=loss > 0,
+                    )
+                )
+        if not parts:
+            raise self._empty()
+        return _stacked(parts)
+
+    def _stage_counts(self, pp: int, vpp: int) -> list[StageCounts]:
+        """Splits to try for one pipeline, (0, 0, 0, 0) being even; see StageCounts."""
+        layers = self.problem.model.layers
+        if any(name in self.pins for name in StageCounts._fields):
+            values = [self.pins.get(name) or (0,) for name in StageCounts._fields]
+            return [StageCounts(*(int(value or 0) for value in each)) for each in product(*values)]
+        if split_policy(self.problem.runtime.name) != "even":
+            return [StageCounts()]
+        stages = pp * vpp
+        counts = {StageCounts()} if layers % stages == 0 else set()
+        if pp == 1:
+            return [*counts]
+        for embedding, loss in ((1, 1), (0, 1), (1, 0)):
+            if (layers + embedding + loss) % stages == 0:
+                counts.add(StageCounts(account_for_embedding=embedding, account_for_loss=loss))
+        if pp > 2 and not counts:
+            counts |= self._ends_apart(pp, vpp)
+        return sorted(counts)
+
+    def _ends_apart(self, pp: int, vpp: int) -> set[StageCounts]:
+        """First and last counts around equal middle stages, for a number of blocks that nothing else divides."""
+        layers = self.problem.model.layers
+        fewest = -(-layers // (pp * vpp)) * vpp
+        counts: set[StageCounts] = set()
+        for width in (fewest, fewest + vpp):
+            spare = layers - width * (pp - 2)
+            for first in (spare // (2 * vpp) * vpp, -(-spare // (2 * vpp)) * vpp, width, width - vpp):
+                last = spare - first
+                if 0 < first <= width and 0 < last <= width and last % vpp == 0:
+                    counts.add(StageCounts(first, last))
+        return counts
+
+    def _sharding(self, table: Table) -> Table:
+        stages = self._values("zero", self.problem.runtime.zero_stages)
+        table = _cross(table, zero=stages)
+        world, span = self.problem.cluster.gpus, self.problem.cluster.spans[0]
+        ranks = world // (table["tp"] * table["pp"])  # dp x cp
+        if "dp_replicate" in self.pins:
+            copies = [np.full_like(ranks, value) for value in self._values("dp_replicate", [1])]
+        else:
+            # Hybrid sharding: shards inside one scale-up domain, or eight of them; replicas outside.
+            inside = np.maximum(span // table["tp"], 1)
+            copies = [np.ones_like(ranks), *(self._hybrid(ranks, inside * times, table) for times in (1, 8))]
+        parts = [{**table, "dp_replicate": copy} for copy in copies]
+        return _stacked(
+            [
+                _keep(part, (part["dp_replicate"] > 0) & (ranks % np.maximum(part["dp_replicate"], 1) == 0))
+                for part in parts
+            ]
+        )
+
+    @staticmethod
+    def _hybrid(ranks: Ints, shard: Ints, table: Table) -> Ints:
+        """Replicas for shards of `shard` of the dp x cp ranks; 0 where that is no hybrid."""
+        useful = (ranks % shard == 0) & (shard < ranks) & (shard > 1) & (table["zero"] > 0)
+        return np.where(useful, ranks // shard, 0)
+
+    def _recompute(self, table: Table) -> Table:
+        kinds, layers, modules = np.array(self._recompute_options()).T
+        table = _cross(table, recompute_kind=kinds, recompute_layers=layers, recompute_modules=modules)
+        shortest = self.problem.model.layers // table["pp"]
+        return _keep(table, (table["recompute_layers"] == ALL_LAYERS) | (table["recompute_layers"] < shortest))
+
+    def _recompute_options(self) -> list[tuple[int, int, int]]:
+        """(kind, layers, module mask) to try."""
+        kinds = self.pins.get("recompute", RECOMPUTE_KINDS)
+        options: list[tuple[int, int, int]] = []
+        if "none" in kinds:
+            options.append((0, ALL_LAYERS, 0))
+        if "selective" in kinds:
+            options += [(_SELECTIVE, ALL_LAYERS, mask_of(parts)) for parts in self._parts()]
+        if "full" in kinds:
+            options += [(_FULL, layers, 0) for layers in self._recomputed_layers()]
+        return options
+
+    def _parts(self) -> list[tuple[str, ...]]:
+        if "recompute_modules" in self.pins:
+            return [tuple(parts) for parts in self.pins["recompute_modules"]]
+        model = self.problem.model
+        parts = list(_EXPERT_PARTS if model.is_moe else _DENSE_PARTS)
+        if any(isinstance(block.mixer, LatentAttention) for block in model.kinds):
+            parts += [part for part in _LATENT_PARTS if model.is_moe or "moe_act" not in part]
+        if "recompute" in self.pins:
+            parts.append(("core_attn",))
+        return parts
+
+    def _recomputed_layers(self) -> list[int]:
+        """All blocks, and the powers of two that can be less than a stage."""
+        if "recompute_layers" in self.pins:
+            return [ALL_LAYERS if value is None else int(value) for value in self.pins["recompute_layers"]]
+        powers = [1 << power for power in range(10) if 1 << power < self.problem.model.layers]
+        return [ALL_LAYERS, *powers]
+
+    def _switches(self, table: Table) -> Table:
+        """Sequence parallelism and the overlap flags; overlaps keep their defaults unless pinned."""
+        wanted = self.pins.get("sequence_parallel", (True, False))
+        table = _cross(table, sp=np.array([bool(value) for value in wanted]))
+        table = _keep(table, (table["tp"] > 1) | ~table["sp"] | (not any(not value for value in wanted)))
+        for name in ("overlap_grad", "overlap_param", "overlap_tp", "overlap_ep"):
+            if name in self.pins:
+                table = _cross(table, **{name: np.array([bool(value) for value in self.pins[name]])})
+        return table
+
+    # ---------------------------------------------------------------- values
+
+    def _values(self, name: str, otherwise) -> Ints:
+        return np.array(sorted({int(value) for value in self.pins.get(name, otherwise)}), dtype=np.int64)
+
+    def _empty(self) -> FivefoldError:
+        pinned = ", ".join(f"{name}={'/'.join(map(str, values))}" for name, values in self.pins.items()) or "nothing"
+        gpus, batch = self.problem.cluster.gpus, self.problem.work.global_batch
+        return FivefoldError(
+            f"No layout divides {gpus} GPUs and a global batch of {batch} sequences with {pinned} pinned. "
+            "tp x cp x pp has to divide the GPUs, and micro-batch x dp the global batch; unpin one option, or choose a "
+            "batch with more divisors.",
+            code="empty-space",
+            option="--" + next(iter(self.pins), "gbs").replace("_", "-"),
+            value=pinned,
+        )
+
+
+def checked_pins(pins: dict[str, Any] | None) -> dict[str, tuple[Any, ...]]:
+    """Pins as tuples of values. FivefoldError for an option that cannot be pinned or has no value."""
+    out: dict[str, tuple[Any, ...]] = {}
+    for name, value in (pins or {}).items():
+        if name not in PIN_NAMES:
+            raise FivefoldError(
+                f"There is no option '{name}' to pin. Legal: {', '.join(PIN_NAMES)}.",
+                code="unknown-pin",
+                option=name,
+                value=value,
+                legal=list(PIN_NAMES),
+            )
+        values = tuple(value) if isinstance(value, (list, tuple, set, frozenset)) else (value,)
+        if name == "recompute_modules" and values and isinstance(values[0], str):
+            values = (values,)
+        if not values:
+            raise FivefoldError(f"{name} is pinned to no value at all.", code="empty-pin", option=name)
+        _check_values(name, values)
+        out[name] = values
+    return out
+
+
+_WORDS = {"cp_kind": CP_KINDS, "schedule": SCHEDULES, "recompute": RECOMPUTE_KINDS}
+_DEGREES = {"tp", "cp", "pp", "vpp", "ep", "etp", "dp_replicate", "micro_batch"}
+
+
+def _check_values(name: str, values: tuple[Any, ...]) -> None:
+    option = "--" + name.replace("_", "-")
+    for value in values:
+        if name in _WORDS and value not in _WORDS[name]:
+            legal = list(_WORDS[name])
+            raise FivefoldError(
+                f"{option} {value} is not known. Legal: {', '.join(legal)}.",
+                code="unknown-value",
+                option=option,
+                value=value,
+                legal=legal,
+            )
+        if name in _DEGREES and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1 << 20):
+            raise FivefoldError(
+                f"{option} {value} is not a degree: it has to be a whole number of 1 or more.",
+                code="bad-degree",
+                option=option,
+                value=value,
+                legal="1 or more",
+            )
+        if name == "zero" and value not in (0, 1, 2, 3):
+            raise FivefoldError(
+                f"--zero {value} is not a ZeRO stage. Legal: 0, 1, 2, 3.",
+                code="bad-zero",
+                option="--zero",
+                value=value,
+                legal=[0, 1, 2, 3],
+            )
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def _cross(table: Table, **new: Ints) -> Table:
+    """Every row of the table with every row of `new` (whose columns go together)."""
+    rows = len(next(iter(table.values())))
+    width = len(next(iter(new.values())))
+    out = {name: np.repeat(column, width) for name, column in table.items()}
+    return {**out, **{name: np.tile(column, rows) for name, column in new.items()}}
+
+
+def _keep(table: Table, index: Ints) -> Table:
+    return {name: column[index] for name, column in table.items()}
+
+
+def _stacked(parts: list[Table]) -> Table:
+    """The rows of several tables, one after the other; a part may be empty."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,118 @@
+"""Groups against brute-force member lists made by walking the rank grid."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fivefold.cluster import Cluster, Link, dense_groups, expert_groups, load_cluster, place
+from fivefold.errors import FivefoldError
+
+degree = st.sampled_from([1, 2, 3, 4, 6, 8])
+
+
+def grid_groups(sizes: dict[str, int], axes: tuple[str, ...]) -> list[list[int]]:
+    """Groups that vary along `axes` only; ranks numbered with the first axis of `sizes` fastest."""
+    names = list(sizes)
+    ranks = np.arange(int(np.prod(list(sizes.values())))).reshape([sizes[name] for name in reversed(names)])
+    order = list(reversed(names))
+    fixed = [i for i, name in enumerate(order) if name not in axes]
+    moving = [i for i, name in enumerate(order) if name in axes]
+    moved = ranks.transpose(fixed + moving)
+    return moved.reshape(-1, int(np.prod([ranks.shape[i] for i in moving]))).tolist()
+
+
+def cluster_of(world: int, spans: tuple[int, ...]) -> Cluster:
+    gpu = load_cluster("h100-sxm").gpu
+    links = [Link(name=f"l{span}", span=span, bandwidth_per_s=1e9, latency_s=1e-6) for span in (*spans, 0)]
+    return Cluster(name="test", gpu=gpu, gpus=world, gpus_per_node=spans[0], links=tuple(links))
+
+
+def brute(groups: list[list[int]], span: int) -> tuple[int, int]:
+    counts = [Counter(rank // span for rank in group) for group in groups]
+    return min(min(c.values()) for c in counts), max(len(c) for c in counts)
+
+
+@given(tp=degree, cp=degree, dp=degree, pp=degree, span=st.sampled_from([2, 4, 6, 8, 12, 72]))
+@settings(max_examples=80, deadline=None)
+def test_dense_groups_cross_what_their_members_cross(tp, cp, dp, pp, span):
+    world = tp * cp * dp * pp
+    cluster = cluster_of(world, (span, 2 * span))
+    sizes = {"tp": tp, "cp": cp, "dp": dp, "pp": pp}
+    axes = {"tp": ("tp",), "cp": ("cp",), "dp": ("dp",), "dp_cp": ("dp", "cp"), "pp": ("pp",)}
+    groups = dense_groups(tp, cp, dp, pp)
+    for name, moving in axes.items():
+        expected = grid_groups(sizes, moving)
+        n, stride = groups[name]
+        assert sorted(expected[0]) == list(range(0, n * stride, stride))
+        placement = place(cluster, n, stride)
+        for level, width in enumerate(cluster.spans):
+            assert (placement.members[level, 0], placement.domains[level, 0]) == brute(expected, width), (name, level)
+
+
+@given(etp=degree, ep=degree, edp=degree, pp=degree, span=st.sampled_from([3, 8, 16]))
+@settings(max_examples=40, deadline=None)
+def test_expert_groups_cross_what_their_members_cross(etp, ep, edp, pp, span):
+    cluster = cluster_of(etp * ep * edp * pp, (span,))
+    sizes = {"etp": etp, "ep": ep, "edp": edp, "pp": pp}
+    for name, (n, stride) in expert_groups(etp, ep, edp, pp).items():
+        placement = place(cluster, n, stride)
+        got = (placement.members[0, 0], placement.domains[0, 0])
+        assert got == brute(grid_groups(sizes, (name,)), cluster.spans[0])
+
+
+@given(st.integers(1, 3), st.integers(0, 3), st.integers(0, 3))
+@settings(deadline=None)
+def test_hsdp_splits_the_data_parallel_group(log_cp, log_replicate, log_shard):
+    cp, replicate, shard = 2**log_cp, 2**log_replicate, 2**log_shard * 2**log_cp
+    dp = replicate * shard // cp
+    groups = dense_groups(2, cp, dp, 3, dp_replicate=replicate)
+    (n_shard, s_shard), (n_rep, s_rep) = groups["dp_shard"], groups["dp_replicate"]
+    n, stride = groups["dp_cp"]
+    together = sorted(i * s_shard + j * s_rep for i in range(n_shard) for j in range(n_rep))
+    assert together == list(range(0, n * stride, stride))
+
+
+def test_degrees_may_be_arrays():
+    tp, cp, dp = np.array([1, 8]), np.array([2, 1]), np.array([32, 8])
+    n, stride = dense_groups(tp, cp, dp, 1)["dp_cp"]
+    assert n.tolist() == [64, 8] and stride.tolist() == [1, 8]
+
+
+def test_siblings_share_a_node():
+    cluster = load_cluster("h100-sxm", gpus=64)
+    placement = place(cluster, [8, 8, 16], [1, 8, 4])
+    assert placement.siblings[0].tolist() == [1, 8, 4]
+    assert placement.members[0].tolist() == [8, 1, 2]
+    assert placement.domains[0].tolist() == [1, 8, 8]
+    assert placement.level.tolist() == [0, 1, 1]
+
+
+def test_take_repeats_rows():
+    placement = place(load_cluster("gb200-nvl72", gpus=144), [72, 2, 1], [1, 72, 1])
+    taken = placement.take([2, 0, 0])
+    assert taken.n.tolist() == [1, 72, 72]
+    assert taken.members.shape == (2, 3)
+    assert np.array_equal(taken.ring_s, placement.ring_s[[2, 0, 0]])
+
+
+def test_nvl72_domain_is_larger_than_a_node():
+    nvl = place(load_cluster("gb200", gpus=144), [48, 144], [1, 1])
+    assert nvl.domains[0].tolist() == [2, 2]  # 48 does not divide 72: the middle group straddles the racks
+    assert place(load_cluster("gb200", gpus=144), 36, 1).domains[0, 0] == 1
+
+
+def test_a_group_that_does_not_tile_is_refused():
+    with pytest.raises(FivefoldError, match="do not tile 64 GPUs"):
+        place(load_cluster("h100", gpus=64), 48, 1)
+
+
+def test_placement_is_frozen():
+    placement = place(load_cluster("h100"), 2, 1)
+    with pytest.raises((AttributeError, msgspec.ValidationError)):
+        placement.n = np.array([3])  # type: ignore[misc]
