@@ -29,7 +29,7 @@ _HOME = {
     "Estimate": "fivefold.estimate.result",
     "plan": "fivefold.search.search",
     "Plan": "fivefold.search.result",
-    "load_plan": "fivefold.search.planfile",
+    "load_plan": "fivefold.estimate.planfile",
     "FivefoldError": "fivefold.errors",
 }
 
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from fivefold.model import load_model as load_model
     from fivefold.model import models as models
     from fivefold.model.spec import ModelSpec as ModelSpec
-    from fivefold.search.planfile import load_plan as load_plan
+    from fivefold.estimate.planfile import load_plan as load_plan
     from fivefold.search.result import Plan as Plan
     from fivefold.search.search import plan as plan
 
-__all__ = [*_HOME]  # noqa: PLE0604
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:

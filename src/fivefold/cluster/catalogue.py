@@ -135,8 +135,6 @@ def _build(table: _Table, file: str | None, gpus: int | None, gpus_per_node: int
     gpu = _convert(gpu_table, Gpu, label, "gpu")
     links = _links(system.get("links", []) if given.keep_links else [], given.links, per_node, label)
     algorithms = given.algorithms or tuple(system.get("algorithms", NCCL_ALGORITHMS))
-    if "ring" not in algorithms:
-        raise _file_error(label, 'algorithms lacks "ring", which every group falls back on', 'add "ring"')
     cluster = Cluster(
         name=given.name or given.base or gpu.name,
         gpu=gpu,
@@ -148,10 +146,20 @@ def _build(table: _Table, file: str | None, gpus: int | None, gpus_per_node: int
         compute=given.compute,
         source=label if base is None else system.get("source", ""),
     )
+    check_cluster(cluster, label)
+    return cluster
+
+
+def check_cluster(cluster: Cluster, label: str) -> None:
+    """Refuse a cluster that was read from `label` and whose parts do not go together. Raises FivefoldError."""
+    if "ring" not in cluster.algorithms:
+        raise _file_error(label, 'algorithms lacks "ring", which every group falls back on', 'add "ring"')
+    if not cluster.links:
+        raise _file_error(label, "no link is left", "add [[links]] or drop keep_links = false")
+    _check_spans([link.span for link in cluster.links], label)
     _refuse_nan(msgspec.to_builtins(cluster), label, "")
     if cluster.compute:
         load_curve_of(cluster)  # refuses unknown constants now rather than when they are used
-    return cluster
 
 
 def _required(given: _ClusterFile, gpus_per_node: int | None) -> dict[str, bool]:
@@ -213,10 +221,10 @@ def _links(base: list[_Table], given: list[_Table], per_node: int, label: str) -
     links = [
         _convert({**link, "span": _span(link, per_node)}, Link, label, f"links.{name}") for name, link in merged.items()
     ]
-    if not links:
-        raise _file_error(label, "no link is left", "add [[links]] or drop keep_links = false")
-    links.sort(key=lambda link: link.span or math.inf)
-    spans = [link.span for link in links]
+    return tuple(sorted(links, key=lambda link: link.span or math.inf))
+
+
+def _check_spans(spans: list[int], label: str) -> None:
     if spans[-1] != 0 or len(set(spans)) != len(spans) or spans[0] == 1:
         raise _file_error(
             label,
@@ -229,7 +237,6 @@ def _links(base: list[_Table], given: list[_Table], per_node: int, label: str) -
             raise _file_error(
                 label, f"a link spans {outer} GPUs, not a multiple of the {inner} inside it", "correct span"
             )
-    return tuple(links)
 
 
 def _span(link: _Table, per_node: int) -> Any:

@@ -89,6 +89,8 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     launch_s: start and drain of a kernel, seconds. group_launch_s: each further group of a grouped product, seconds.
     streaming_efficiency: fraction of memory bandwidth for elementwise operations, norms and optimizer updates.
     attention: kernels by name; attention_kernel: the one that current training stacks pick on this GPU.
+    in_step: seconds of the ledger's operations inside a training step over the same kernels timed alone: sustained
+        clocks, cold caches and the small kernels that a ledger leaves out. 1 where no training run was fitted.
     spread: relative standard deviation of measured around predicted seconds, per operation (gemm, grouped, attention,
         streaming): 80% of the fitted points lie within 1.28 spread. source: where the numbers come from.
     """
@@ -108,6 +110,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     attention_kernel: str
     spread: dict[Operation, Share]
     source: str
+    in_step: Annotated[float, msgspec.Meta(ge=0.5, le=3)] = 1.0
 
     def __post_init__(self) -> None:
         for table, keys in (

@@ -92,17 +92,18 @@ class BlockWriter:
         if mixer.q_lora_rank is None:
             self._column_parallel(ledger, "q_proj", "mixer", heads * qk, bias=False)
         else:
-            self._replicated(ledger, "q_down", h, mixer.q_lora_rank, norm_tokens)
+            self._replicated(ledger, "q_down", h, mixer.q_lora_rank, norm_tokens, bias=mixer.bias)
             self._latent_norm(ledger, "q_latent_norm", mixer.q_lora_rank)
             self._up_projection(ledger, "q_up", mixer.q_lora_rank, heads * qk)
-        self._replicated(ledger, "kv_down", h, mixer.kv_lora_rank + mixer.qk_rope_head_dim, norm_tokens)
+        latent = mixer.kv_lora_rank + mixer.qk_rope_head_dim
+        self._replicated(ledger, "kv_down", h, latent, norm_tokens, bias=mixer.bias)
         self._latent_norm(ledger, "kv_latent_norm", mixer.kv_lora_rank)
         self._up_projection(ledger, "kv_up", mixer.kv_lora_rank, heads * (mixer.qk_nope_head_dim + v))
         moved = _HALF * s.tokens * heads * 2 * qk
         ledger.streams.append(Stream("rotary_and_concatenate", "mla_up_proj", 2 * moved, 2 * moved, 2, 2))
         ledger.saved.append(Saved("query_key_value", "mla_up_proj", _HALF * s.tokens * heads * (2 * qk + v)))
         self._core_attention(ledger, heads, qk, v, heads, None)
-        self._row_parallel(ledger, "out_proj", "mixer", heads * v, bias=False)
+        self._row_parallel(ledger, "out_proj", "mixer", heads * v, bias=mixer.bias)
         ledger.working.append(
             Working("gradients of query, key, value", _HALF * (s.tokens * heads * (2 * qk + 2 * v) + s.norm_tokens * h))
         )
@@ -179,7 +180,7 @@ class BlockWriter:
         self._column_parallel(ledger, f"{name}.fc1", module, inputs * width, bias=bias)
         act = _HALF * s.tokens * width
         self._activation(ledger, name, module, module, act, inputs)
-        self._row_parallel(ledger, f"{name}.fc2", module, width, bias=bias)
+        self._row_parallel(ledger, f"{name}.fc2", module, width, bias=bias, ends_block=True)
         grad_out = _HALF * s.norm_tokens * self.hidden
         gathered = np.where(s.sp, _HALF * s.tokens * self.hidden, 0)
         ledger.working.append(Working(f"gradient of {name}.fc1 output", grad_out + gathered + inputs * act))
@@ -243,7 +244,7 @@ class BlockWriter:
         ledger.gemms.append(Gemm("experts.fc1", "moe", rows, inputs * width, h, groups=local, grouped=True))
         act = _HALF * received * width
         self._activation(ledger, "experts", "moe", "moe_act", act, inputs)
-        ledger.gemms.append(Gemm("experts.fc2", "moe", rows, h, width, groups=local, grouped=True))
+        ledger.gemms.append(Gemm("experts.fc2", "moe", rows, h, width, groups=local, grouped=True, ends_block=True))
         ledger.working.append(Working("gradient of experts.fc1 output", _HALF * received * h + inputs * act))
         ledger.working.append(Working("dispatched and permuted gradients", _HALF * (sent + 2 * received) * h))
         if feed.shared_ffn:
@@ -305,12 +306,12 @@ class BlockWriter:
             ),
         ]
 
-    def _row_parallel(self, ledger: Ledger, name: str, module, width: np.ndarray, *, bias: bool) -> None:
+    def _row_parallel(self, ledger: Ledger, name: str, module, width: np.ndarray, *, bias: bool, ends_block: bool = False) -> None:
         s, h = self.shard, self.hidden
         ledger.weights.append(Weight(name, width * h, factored=width + h))
         if bias:
             ledger.weights.append(Weight(f"{name}.bias", h, matrix=False))
-        ledger.gemms.append(Gemm(name, module, s.tokens, h, width))
+        ledger.gemms.append(Gemm(name, module, s.tokens, h, width, ends_block=ends_block))
         if int(s.tp.max(initial=1)) == 1:
             return
         full = _HALF * s.tokens * h
@@ -324,9 +325,11 @@ class BlockWriter:
             Exchange(f"reduce {name} output", "tp", "all_reduce", np.where(s.sp, 0.0, full), "forward", module=module),
         ]
 
-    def _replicated(self, ledger: Ledger, name: str, k: int, n: int, tokens: np.ndarray) -> None:
+    def _replicated(self, ledger: Ledger, name: str, k: int, n: int, tokens: np.ndarray, *, bias: bool) -> None:
         """A small projection that every tensor-parallel rank holds whole and applies to its own tokens."""
         ledger.weights.append(Weight(name, k * n, factored=k + n))
+        if bias:
+            ledger.weights.append(Weight(f"{name}.bias", n, matrix=False))
         ledger.gemms.append(Gemm(name, "mixer", tokens, n, k))
 
     # ---------------------------------------------------------------- items beside the blocks
@@ -357,9 +360,8 @@ class BlockWriter:
         return ledger
 
     def head(self) -> Ledger:
-        """Final norm, output projection and cross-entropy. A tied head has no weight of its own."""
-        s, h = self.shard, self.hidden
-        ledger = Ledger(name="head", keys=len(s))
+        """Final norm, output projection and cross-entropy; the kernel adds the projection's weight."""
+        ledger = Ledger(name="head", keys=len(self.shard))
         self._final_norm(ledger)
         self._logits_and_loss(ledger)
         return ledger

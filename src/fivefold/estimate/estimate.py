@@ -64,7 +64,7 @@ def estimate(model: ModelSpec, cluster: Cluster, work: Workload, layout: Layout,
         params=parameters(model),
         flops_per_token=flops_per_token(problem, 0.0 if detail is None else detail.recompute_flops_per_token),
         traffic=() if detail is None else detail.traffic,
-        inputs=inputs_of(problem, runtime),
+        inputs={**inputs_of(problem, runtime), "layout": msgspec.to_builtins(layout)},
     )
 
 
@@ -84,7 +84,7 @@ def inputs_of(problem: Problem, runtime: str) -> dict[str, Any]:
     """Every input and default that was used, resolved."""
     model, cluster = problem.model, problem.cluster
     return {
-        "model": {"name": model.name, "family": model.family, "layers": model.layers, "mtp": model.mtp},
+        "model": {**msgspec.to_builtins(model), "layers": model.layers},
         "cluster": cluster.to_dict(),
         "workload": msgspec.to_builtins(problem.work),
         "runtime": {"name": problem.runtime.name, "versions": problem.runtime.versions, "asked": runtime},
@@ -311,11 +311,13 @@ class _Detail:
         """Collectives inside blocks and items on the slowest rank, summed by axis and operation."""
         kernel = self.kernel
         count, again = self._count("count", self.slowest), self._count("again", self.slowest)
+        selected = self._recomputed_modules()
         totals: dict[tuple[str, str], np.ndarray] = {}
         for index, cost in enumerate(kernel.costs):
             for row, exposed in cost.exchanges:
                 size = _first(row.bytes)
-                twice = again[index] if self.kind == "full" and row.when == "forward" else 0
+                redone = row.when == "forward" and (self.kind == "full" or row.module in selected)
+                twice = again[index] if redone else 0
                 runs = self.micro_batches * float(count[index] + twice)
                 if size <= 0 or runs == 0:
                     continue

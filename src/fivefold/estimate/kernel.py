@@ -78,6 +78,7 @@ class Kernel:
         self.head_weight = self.writer.head_weight()
         if not problem.model.tied_embeddings:
             self.costs[self.blocks + 1].dense[:] += self.head_weight
+            self.costs[self.blocks + 1].factored[:] += self.head_weight / problem.model.hidden + problem.model.hidden
         self.variant, self.variants = self._variants()
         self.plan, self.plans = self._plans()
         self.table: PlanTable = plan_table(self.plans, every_rank=every_rank)
@@ -257,6 +258,13 @@ class Kernel:
         """Peak allocated bytes of the worst rank in the steady state, [n]."""
         total = sum(np.floor(part) for part in self.rank_memory(rows).values())
         return np.where(self.table.exists[self.plan[rows]], total, 0).max(axis=1)
+
+    def peak_stage(self, rows: np.ndarray) -> np.ndarray:
+        """Pipeline rank of the worst peak, [n]; of equal ranks the first."""
+        total = sum(np.floor(part) for part in self.rank_memory(rows).values())
+        plan = self.plan[rows]
+        worst = np.where(self.table.exists[plan], total, -1).argmax(axis=1)
+        return self.table.rank[plan, worst]
 
     def outside_allocator(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Bytes that the device needs beside the caching allocator, each [n]."""

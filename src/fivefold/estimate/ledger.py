@@ -39,7 +39,10 @@ class Weight:
 
 @dataclass(slots=True, frozen=True)
 class Gemm:
-    """[m, k] x [k, n], `groups` times (grouped over experts; m is the rows of one group)."""
+    """[m, k] x [k, n], `groups` times (grouped over experts; m is the rows of one group).
+
+    ends_block: nothing that backward needs comes after it, so a checkpoint that stops early does not run it again.
+    """
 
     name: str
     module: Module
@@ -48,6 +51,7 @@ class Gemm:
     k: Column
     groups: Column = 1
     grouped: bool = False
+    ends_block: bool = False
 
 
 @dataclass(slots=True, frozen=True)

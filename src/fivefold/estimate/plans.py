@@ -56,7 +56,8 @@ def partition(
     """The partition of a model's runs of (kind index, count).
 
     recompute_layers: blocks recomputed per pipeline rank, in order; -1 all, 0 none. first, last: blocks on the first
-    and last rank, 0 for even. account_for_*: whether embedding and head take a block's place. Pieces are the kinds in index order, then embedding, head, MTP.
+    and last rank, 0 for even. account_for_*: whether embedding and head take a block's place. Pieces are the kinds in
+    index order, then embedding, head, MTP.
     """
     layers = sum(count for _, count in runs)
     per_stage = blocks_per_stage(
@@ -164,7 +165,7 @@ def _pieces(runs: Runs, mtp: int, per_stage: np.ndarray) -> np.ndarray:
 
 
 def _recomputed(runs: Runs, pieces: np.ndarray, pp: int, vpp: int, layers: int) -> np.ndarray:
-    """[V, P] of `pieces` that are recomputed: blocks only, the first `layers` of every rank."""
+    """[V, P] of `pieces` that are recomputed: blocks only, of each chunk the first of its share of `layers`."""
     number = pieces.shape[1] - len(ITEMS)
     again = np.zeros_like(pieces)
     if layers == 0:
@@ -173,11 +174,10 @@ def _recomputed(runs: Runs, pieces: np.ndarray, pp: int, vpp: int, layers: int) 
         again[:, :number] = pieces[:, :number]
         return again
     order = list(dict.fromkeys(kind for kind, _ in runs))
-    for rank in range(pp):
-        left = layers
-        for stage in range(rank, pp * vpp, pp):
-            for kind in order:
-                taken = min(left, int(pieces[stage, kind]))
-                again[stage, kind] = taken
-                left -= taken
+    for stage in range(pp * vpp):
+        left = layers // vpp  # Megatron's recompute_num_layers is per chunk; the rules see that it divides
+        for kind in order:
+            taken = min(left, int(pieces[stage, kind]))
+            again[stage, kind] = taken
+            left -= taken
     return again

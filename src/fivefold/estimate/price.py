@@ -12,6 +12,8 @@ import numpy as np
 
 from fivefold.cluster import Cluster, collective_seconds, load_curve_of
 from fivefold.cluster.compute import (
+    Kind,
+    Precision,
     attention_seconds,
     gemm_seconds,
     grouped_gemm_seconds,
@@ -23,6 +25,7 @@ from fivefold.estimate.shard import Shard
 from fivefold.layout.columns import RECOMPUTE_MODULES
 from fivefold.runtime import Profile
 
+_KINDS: tuple[Kind, ...] = ("fwd", "dgrad", "wgrad")
 OWNERS = ("compute", "tp", "cp", "ep")
 _OWNER_OF_AXIS = {"tp": 1, "cp": 2, "ep": 3, "etp": 3}
 
@@ -36,7 +39,7 @@ class Cost:
     recomputation. working_bytes: [K] largest backward working set. logits_bytes: [K].
     dense, expert: [K] parameter elements per rank; matrix, factored likewise for Muon and Adafactor.
     wgrad_bytes: [K] cached gradient placeholders. flops: [K] executed forward, module_flops: [M, K].
-    exchanges: every collective with its exposed seconds, [K].
+    exchanges: every collective with its exposed seconds, [K]. full: [O, K] seconds of recomputing everything.
     """
 
     forward: np.ndarray
@@ -55,12 +58,13 @@ class Cost:
     flops: np.ndarray
     module_flops: np.ndarray
     exchanges: tuple[tuple[Exchange, np.ndarray], ...]
+    full: np.ndarray
 
 
 class Pricer:
     """Prices ledgers of one set of keys on one cluster."""
 
-    def __init__(self, cluster: Cluster, runtime: Profile, precision: str, shard: Shard) -> None:
+    def __init__(self, cluster: Cluster, runtime: Profile, precision: Precision, shard: Shard) -> None:
         self.cluster = cluster
         self.gpu = cluster.gpu
         self.curve = load_curve_of(cluster)
@@ -81,7 +85,7 @@ class Pricer:
         recompute = np.zeros((modules, len(OWNERS), keys))
         flops = np.zeros(keys)
         module_flops = np.zeros((modules, keys))
-        gemm_passes = self._gemms(ledger, forward, backward, recompute, flops, module_flops)
+        gemm_passes, skipped = self._gemms(ledger, forward, backward, recompute, flops, module_flops)
         attend_passes = self._attention(ledger, forward, backward, recompute, flops, module_flops)
         self._streams(ledger, forward, backward, recompute)
         exchanges = self._exchanges(ledger, forward, backward, recompute, gemm_passes, attend_passes)
@@ -107,20 +111,23 @@ class Pricer:
             flops=flops,
             module_flops=module_flops,
             exchanges=exchanges,
+            full=forward - np.concatenate([skipped[None], np.zeros((len(OWNERS) - 1, keys))]),
         )
 
     # ---------------------------------------------------------------- compute
 
-    def _gemms(self, ledger, forward, backward, recompute, flops, module_flops) -> dict[tuple[str, str], np.ndarray]:
-        """Charges matrix products; returns their backward times by (name, gradient) for what hides behind them."""
+    def _gemms(self, ledger, forward, backward, recompute, flops, module_flops):
+        """Charges matrix products. Returns their backward times by (name, gradient), for what hides behind them, and
+        the forward time that a checkpoint which stops early does not repeat."""
         passes: dict[tuple[str, str], np.ndarray] = {}
+        skipped = np.zeros(len(self.shard))
         for grouped in (False, True):
             rows = [row for row in ledger.gemms if row.grouped is grouped]
             if not rows:
                 continue
             m, n, k = (ledger.stack([getattr(row, size) for row in rows]) for size in "mnk")
             groups = ledger.stack([row.groups for row in rows])
-            seconds = {kind: self._gemm_seconds(m, n, k, groups, kind, grouped) for kind in ("fwd", "dgrad", "wgrad")}
+            seconds = {kind: self._gemm_seconds(m, n, k, groups, kind, grouped) for kind in _KINDS}
             work = 2 * m * n * k * groups
             flops += work.sum(axis=0)
             forward[0] += seconds["fwd"].sum(axis=0)
@@ -128,19 +135,23 @@ class Pricer:
             for index, row in enumerate(rows):
                 passes[row.name, "dgrad"] = seconds["dgrad"][index]
                 passes[row.name, "wgrad"] = seconds["wgrad"][index]
+                if row.ends_block and self.runtime.checkpoint_stops_early:
+                    skipped += seconds["fwd"][index]
                 for bit in _modules(row.module):
                     recompute[bit, 0] += seconds["fwd"][index]
                     module_flops[bit] += work[index]
-        return passes
+        return passes, skipped
 
-    def _gemm_seconds(self, m, n, k, groups, kind: str, grouped: bool) -> np.ndarray:
+    def _gemm_seconds(self, m, n, k, groups, kind: Kind, grouped: bool) -> np.ndarray:
         if kind == "dgrad":
             n, k = k, n
         elif kind == "wgrad":
             m, n, k = (n, k, m)
         if grouped:
-            return grouped_gemm_seconds(self.curve, self.gpu, groups, m, n, k, self.precision, kind)
-        return gemm_seconds(self.curve, self.gpu, m, n, k, self.precision, kind)
+            alone = grouped_gemm_seconds(self.curve, self.gpu, groups, m, n, k, self.precision, kind)
+        else:
+            alone = gemm_seconds(self.curve, self.gpu, m, n, k, self.precision, kind)
+        return self.curve.in_step * alone
 
     def _attention(self, ledger, forward, backward, recompute, flops, module_flops) -> tuple[np.ndarray, np.ndarray]:
         keys = len(self.shard)
@@ -150,7 +161,8 @@ class Pricer:
         for row in ledger.attends:
             work = np.broadcast_to(np.asarray(row.flops, dtype=float), (keys,))
             ahead, back = (
-                attention_seconds(self.curve, self.gpu, flops_, row.seq, row.head_dim, precision, backward=side)
+                self.curve.in_step
+                * attention_seconds(self.curve, self.gpu, flops_, row.seq, row.head_dim, precision, backward=side)
                 for flops_, side in ((work, False), (2.5 * work, True))  # flash attention's backward: five products
             )
             flops += work
@@ -173,6 +185,7 @@ class Pricer:
         back = streaming_seconds(
             self.curve, self.gpu, ledger.stack([row.backward_bytes for row in rows]), kernels[:, 1:]
         )
+        ahead, back = self.curve.in_step * ahead, self.curve.in_step * back
         forward[0] += ahead.sum(axis=0)
         backward[0] += back.sum(axis=0)
         for index, row in enumerate(rows):
@@ -191,7 +204,8 @@ class Pricer:
         overlap = {"tp": self.shard.overlap_tp, "ep": self.shard.overlap_ep}
         for row, seconds in self.exchange_seconds(ledger):
             if row.behind is not None:
-                seconds = np.maximum(seconds - gemm_passes[row.behind], 0)
+                beside = self.runtime.tp_beside_products_hidden * np.minimum(seconds, gemm_passes[row.behind])
+                seconds = np.where(self.shard.overlap_tp, seconds * (1 - hidden["tp"]), seconds - beside)
             elif row.op == "send":
                 steps = np.asarray(row.ring_steps)
                 beside = attend_passes[0 if row.when == "forward" else 1] * steps / (steps + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -143,6 +144,12 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     def to_dict(self) -> dict[str, Any]:
         """The contract's JSON: schema, kind, version, inputs and the estimate's own fields."""
         return {**envelope("estimate", self.inputs), **{k: v for k, v in self.body().items() if k != "inputs"}}
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan file (TOML) that fivefold.load_plan reads: model, cluster, workload, layout and runtime."""
+        from fivefold.estimate.planfile import save_plan  # only saving needs it
+
+        save_plan(self, path)
 
     def body(self) -> dict[str, Any]:
         """The estimate's own fields, without the envelope, as builtins."""

@@ -76,7 +76,7 @@ def variants(costs: tuple[Cost, ...], key: np.ndarray, kind: np.ndarray, modules
     out = Variants(
         forward=forward,
         backward=stack("backward"),
-        again=np.where(full[:, None, None], forward, again),
+        again=np.where(full[:, None, None], stack("full"), again),
         gather_forward=zero,
         gather_backward=zero.copy(),
         saved=saved,

@@ -6,16 +6,19 @@ not state takes the default that Case.assumed names; what fivefold does not mode
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from typing import Any
 
 import msgspec
 
-from fivefold.cluster import Cluster, load_cluster
+from fivefold.cluster import Cluster, load_cluster, load_curve_of
 from fivefold.errors import FivefoldError
 from fivefold.layout import Layout, Recompute, Workload
 from fivefold.layout.layout import RECOMPUTE_MODULES, Overlap
 from fivefold.measure.runs import Run
+from fivefold.model import block_params
 from fivefold.model.spec import Attention, Block, BlockRun, Experts, Feed, FeedForward, ModelSpec
 
 
@@ -65,6 +68,12 @@ _GPUS: dict[str, tuple[str, bool]] = {
     "V100-32GB": ("v100-sxm-32g", False),
     "V100-16GB": ("v100-sxm-16g", False),
 }
+# Attention kernels of a framework where they are not the GPU's usual one. llm-foundry's tables are of 2023 and
+# FlashAttention 1 (Dao et al. 2022); nanotron 0.5 calls the flash-attn 2 package (both from memory).
+_KERNELS: tuple[tuple[str, str], ...] = (("llm-foundry", "fa1"), ("nanotron", "fa2"))
+# FlashAttention 1's rates as fa2's over this. FlashAttention-2 (Dao 2023) reports 1.7 to 3.0 times FlashAttention 1 and
+# 1.3 to 2.5 times its Triton version; 1.8 is fitted to the shipped llm-foundry runs, so their error is not blind to it.
+_FA2_OVER_FA1 = 1.8
 # (system, word in the published interconnect) -> the catalogue's system with that network.
 _NETWORKS = {("h100-sxm", "EFA"): "aws-p5"}
 _LAYOUT_DEFAULTS = {"cp": 1, "pp": 1, "vpp": 1}
@@ -78,7 +87,7 @@ def convert(run: Run) -> Case:
         model = _model(run, assumed)
         cluster = _cluster(run, assumed)
         work = _workload(run, runtime, assumed)
-        layout = _layout(run, runtime, assumed)
+        layout = _layout(run, model, runtime, assumed)
     except FivefoldError as error:
         raise Unconvertible(error.message) from error
     _check_world(run, layout)
@@ -186,7 +195,23 @@ def _cluster(run: Run, assumed: set[str]) -> Cluster:
     if per_node is None:
         assumed.add("gpus_per_node")
     gpus = _int(run.gpus)
-    return load_cluster(system, gpus=gpus, gpus_per_node=None if per_node is None else min(per_node, gpus))
+    cluster = load_cluster(system, gpus=gpus, gpus_per_node=None if per_node is None else min(per_node, gpus))
+    changes = _attention_kernel(run, cluster, assumed)
+    return msgspec.structs.replace(cluster, compute=changes) if changes else cluster
+
+
+def _attention_kernel(run: Run, cluster: Cluster, assumed: set[str]) -> dict[str, Any]:
+    """Changes of the GPU's compute curve so that it has the framework's attention kernel."""
+    name = next((kernel for start, kernel in _KERNELS if (run.framework or "").lower().startswith(start)), None)
+    curve = load_curve_of(cluster)
+    if name is None or name == curve.attention_kernel or "fa2" not in curve.attention:
+        return {}
+    assumed.add("attention_kernel")
+    if name != "fa1":
+        return {"attention_kernel": name}
+    rates = msgspec.to_builtins(curve.attention["fa2"])
+    slower = {side: [rate / _FA2_OVER_FA1 for rate in rates[side]] for side in ("forward", "backward")}
+    return {"attention_kernel": "fa1", "attention": {"fa1": {**rates, **slower, "source": "fa2's over a fitted ratio"}}}
 
 
 def _workload(run: Run, runtime: str, assumed: set[str]) -> Workload:
@@ -213,10 +238,11 @@ def _workload(run: Run, runtime: str, assumed: set[str]) -> Workload:
 # ---------------------------------------------------------------- layout
 
 
-def _layout(run: Run, runtime: str, assumed: set[str]) -> Layout:
+def _layout(run: Run, model: ModelSpec, runtime: str, assumed: set[str]) -> Layout:
     _need(run, "tp", "mbs")
     tp, pp = _int(run.tp), run.pp or 1
     moe = run.arch == "moe"
+    first, last = _stages(run, model, assumed)
     for field in ("cp", "pp") + (("ep",) if moe else ()):
         if getattr(run, field) is None:
             assumed.add(field)
@@ -236,8 +262,27 @@ def _layout(run: Run, runtime: str, assumed: set[str]) -> Layout:
         sequence_parallel=None if run.sp is None else bool(run.sp) and tp > 1,
         micro_batch=_int(run.mbs),
         recompute=_recompute(run, assumed),
+        first_stage_layers=first,
+        last_stage_layers=last,
         overlap=_overlap(run, assumed),
     )
+
+
+def _stages(run: Run, model: ModelSpec, assumed: set[str]) -> tuple[int | None, int | None]:
+    """Blocks of the first and last stage. nanotron fills each stage up to its share of the matrix parameters, the
+    head's among them (nanotron models/base.py and get_block_compute_costs); the others split evenly."""
+    pp = run.pp or 1
+    if pp == 1 or not (run.framework or "").lower().startswith("nanotron"):
+        return None, None
+    assumed.add("stages")
+    block = block_params(model.runs[0].block, model.hidden)
+    head = model.vocab * model.hidden
+    share = (model.layers * block + head) / pp
+    ends = [min(math.ceil(share * (rank + 1) / block), model.layers) for rank in range(pp - 1)]
+    per_stage = [end - start for start, end in itertools.pairwise([0, *ends, model.layers])]
+    # A layout has a first, a last and equal middle stages: the widest stage and the last are kept.
+    last, widest = per_stage[-1], max(per_stage[:-1])
+    return model.layers - last - (pp - 2) * widest, last
 
 
 def _etp(run: Run, tp: int, assumed: set[str]) -> int:
@@ -272,11 +317,19 @@ def _recompute(run: Run, assumed: set[str]) -> Recompute:
 
 
 def _overlap(run: Run, assumed: set[str]) -> Overlap:
-    """Megatron's own option names, where the source lists them; else the defaults, assumed."""
+    """Megatron-LM's switches are opt-in, so where the source lists its overlap, what it does not list was off; the
+    frameworks built on Megatron-Core switch the gradient and parameter overlap on by default (from memory)."""
     text = run.overlap or ""
-    if run.dp != 1 and "overlap-grad-reduce" not in text:
+    opt_in = (run.framework or "").lower().startswith("megatron-lm")
+    if run.dp != 1 and not (opt_in and text):
         assumed.add("overlap")
-    return Overlap(tp="--tp-comm-overlap" in text, ep="overlap-moe-expert-parallel-comm" in text)
+    grad = "overlap-grad-reduce" in text or not (opt_in and text)
+    return Overlap(
+        grad=grad,
+        param=None if grad and not opt_in else "overlap-param-gather" in text,
+        tp="--tp-comm-overlap" in text,
+        ep="overlap-moe-expert-parallel-comm" in text,
+    )
 
 
 def _check_world(run: Run, layout: Layout) -> None:

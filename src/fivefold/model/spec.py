@@ -36,7 +36,7 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True, tag="latent_att
     """Multi-head latent attention (DeepSeek-V2, section 2.1). q_lora_rank None: queries are projected directly."""
 
     heads: int
-    q_lora_rank: int | None
+    q_lora_rank: int | None = None
     kv_lora_rank: int
     qk_nope_head_dim: int
     qk_rope_head_dim: int

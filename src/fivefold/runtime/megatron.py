@@ -24,20 +24,33 @@ PROFILE = Profile(
     fragmentation=0.04,
     grad_buckets=40_000_000,
     prefetch_blocks=0,
+    tp_beside_products_hidden=0.0,
     tp_overlap_hidden=0.7,
+    checkpoint_stops_early=False,
     ep_overlap_hidden=0.8,
     step_overhead_s=0.008,
     micro_batch_overhead_s=0.0,
     time_spread=0.12,
+    tie_spread=0.02,
     sources={
-        "weight_bytes": "bf16 model weights; fp32 master in the optimizer (Megatron-Core distributed optimizer documentation: 6 + 12/d bytes per parameter with fp32 gradients)",
+        "weight_bytes": (
+            "bf16 model weights; fp32 master in the optimizer (Megatron-Core distributed optimizer "
+            "documentation: 6 + 12/d bytes per parameter with fp32 gradients)"
+        ),
         "vocab_multiple": "Megatron-LM argument make-vocab-size-divisible-by, default 128",
-        "cached_wgrad_buffers": "Transformer Engine with fused weight-gradient accumulation hands autograd one cached placeholder per weight shape; agrees with 27 single-node B200 rows to 1%",
-        "workspace_bytes": "fit: constant left over in the single-node B200 allocations of published Megatron-LM runs (llama3-70b-12L and llama3-405b-4L, 8 layouts)",
+        "cached_wgrad_buffers": (
+            "Transformer Engine with fused weight-gradient accumulation hands autograd one cached "
+            "placeholder per weight shape; agrees with 27 single-node B200 rows to 1%"
+        ),
+        "workspace_bytes": (
+            "fit: constant left over in the single-node B200 allocations of published Megatron-LM runs "
+            "(llama3-70b-12L and llama3-405b-4L, 8 layouts)"
+        ),
         "fragmentation": "median of reserved over allocated in the same rows: 1.03 to 1.065",
         "context_bytes": "from memory: CUDA context with loaded kernels on H100, about 0.5 to 0.7 GiB",
         "nccl_bytes_per_group": "from memory: NCCL channel buffers of one communicator, about 0.1 GiB",
         "grad_buckets": "Megatron-LM: bucket size max(40,000,000, 1,000,000 x dp) elements",
+        "tp_beside_products_hidden": "fit: 27 single-node B200 rows of Megatron-LM 0.14, tp 2 to 8 (docs/accuracy.md)",
         "tp_overlap_hidden": "from memory: Transformer Engine userbuffers hide most but not all of the gathers",
         "ep_overlap_hidden": "from memory: Megatron-Core batch-level overlap of expert exchanges",
         "step_overhead_s": "from memory: host work between steps, some milliseconds",

@@ -34,11 +34,17 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     grad_buckets: parameters per gradient bucket (elements); the last bucket of a step cannot overlap.
     prefetch_blocks: blocks whose parameters are gathered ahead of use (fully_sharded).
     pipeline_exchange_blocks: non-interleaved pipeline transfers stall the sender until received.
+    tp_beside_products_hidden: share that is really hidden of the TP collectives which linear layers start beside a
+        matrix product in backward; the two compete for multiprocessors and memory.
     tp_overlap_hidden: share of TP communication hidden where TP overlap is on.
+    checkpoint_stops_early: recomputation of a whole block ends at the last tensor that backward needs, so that the
+        block's last projection is not run again.
     ep_overlap_hidden: share of EP all-to-all hidden where EP overlap is on.
     step_overhead_s: host work per step that no stream hides (data, logging, launch of the optimizer).
     micro_batch_overhead_s: host work per micro-batch and rank.
     time_spread: half-width of the 80% interval of the step time, relative.
+    tie_spread: half-width of the 80% interval of the ratio of two layouts' times on one problem: errors that both
+        share cancel. Layouts nearer than this are ties.
     sources: where each number comes from.
     """
 
@@ -61,9 +67,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     fragmentation: float
     grad_buckets: int
     prefetch_blocks: int
+    tp_beside_products_hidden: float
     tp_overlap_hidden: float
+    checkpoint_stops_early: bool
     ep_overlap_hidden: float
     step_overhead_s: float
     micro_batch_overhead_s: float
     time_spread: float
+    tie_spread: float
     sources: dict[str, str]

@@ -24,20 +24,35 @@ PROFILE = Profile(
     fragmentation=0.06,
     grad_buckets=0,
     prefetch_blocks=1,
+    tp_beside_products_hidden=0.0,
     tp_overlap_hidden=0.6,
+    checkpoint_stops_early=True,
     ep_overlap_hidden=0.0,
     step_overhead_s=0.015,
     micro_batch_overhead_s=0.0,
     time_spread=0.15,
+    tie_spread=0.02,
     sources={
-        "weight_bytes": "PyTorch documentation, fully_shard with MixedPrecisionPolicy: parameters, gradients and states stay sharded in fp32, the gathered copy is bf16",
-        "fused_glu": "torchtitan's FeedForward in eager mode: silu, product and projection save four tensors of the intermediate size",
-        "prefetch_blocks": "PyTorch documentation, fully_shard: the next block is gathered while the current one computes",
+        "weight_bytes": (
+            "PyTorch documentation, fully_shard with MixedPrecisionPolicy: parameters, gradients and states "
+            "stay sharded in fp32, the gathered copy is bf16"
+        ),
+        "fused_glu": (
+            "torchtitan's FeedForward in eager mode: silu, product and projection save four tensors of the "
+            "intermediate size"
+        ),
+        "prefetch_blocks": (
+            "PyTorch documentation, fully_shard: the next block is gathered while the current one computes"
+        ),
         "workspace_bytes": "as megatron: the same libraries",
         "fragmentation": "from memory: reserved over allocated of eager FSDP2 runs",
         "context_bytes": "from memory: CUDA context with loaded kernels on H100, about 0.5 to 0.7 GiB",
         "nccl_bytes_per_group": "from memory: NCCL channel buffers of one communicator, about 0.1 GiB",
-        "tp_overlap_hidden": "from memory: asynchronous TP needs torch.compile; gain as published by the torchtitan authors",
+        "tp_beside_products_hidden": "eager DTensor waits for each collective",
+        "checkpoint_stops_early": "PyTorch documentation, torch.utils.checkpoint: non-reentrant, early stop by default",
+        "tp_overlap_hidden": (
+            "from memory: asynchronous TP needs torch.compile; gain as published by the torchtitan authors"
+        ),
         "step_overhead_s": "from memory: host work between steps, some milliseconds",
         "time_spread": "see docs/accuracy.md",
     },

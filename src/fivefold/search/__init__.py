@@ -1,0 +1,9 @@
+"""The search: the whole space of layouts, pruned by rules, memory and bounds, and the reasons for what it found."""
+
+from __future__ import annotations
+
+from fivefold.search.result import Plan
+from fivefold.search.search import OBJECTIVES, plan
+from fivefold.search.space import PIN_NAMES
+
+__all__ = ["OBJECTIVES", "PIN_NAMES", "Plan", "plan"]

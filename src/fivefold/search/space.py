@@ -277,7 +277,7 @@ class Space:
     # ---------------------------------------------------------------- values
 
     def _values(self, name: str, otherwise) -> Ints:
-        return np.array(sorted({int(value) for value in self.pins.get(name, otherwise)}), dtype=np.int64)
+        return np.array(sorted({int(value) for value in self.pins.get(name) or otherwise}), dtype=np.int64)
 
     def _empty(self) -> FivefoldError:
         pinned = ", ".join(f"{name}={'/'.join(map(str, values))}" for name, values in self.pins.items()) or "nothing"

@@ -1,0 +1,193 @@
+"""The flags, the same in all commands, as groups of text that values.py and problem.py read.
+
+Flags with several values take a comma-separated list, so their type here is text. A flag that is not given is None,
+which lets a plan file, or a documented default, have its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from cyclopts import Group, Parameter
+
+CLUSTER = Group("Cluster", sort_key=1)
+WORKLOAD = Group("Workload", sort_key=2)
+DEGREES = Group("Layout: degrees (one value, or a set such as 2,4,8)", sort_key=3)
+OPTIONS = Group("Layout: other options", sort_key=4)
+SEARCH = Group("Search", sort_key=5)
+OUTPUT = Group("Output", sort_key=9)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """Changes to the model."""
+
+    layers: Annotated[int | None, Parameter(group=WORKLOAD)] = None
+    "Keep only the first so many blocks of the model."
+
+    mtp: Annotated[bool, Parameter(group=WORKLOAD, negative="", show_default=False)] = False
+    "Also train the multi-token-prediction modules that the configuration states."
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ClusterFlags:
+    """What it runs on."""
+
+    gpu: Annotated[str | None, Parameter(group=CLUSTER)] = None
+    "GPU or system of the catalogue (fivefold gpus). Default: h100-sxm."
+
+    gpus: Annotated[int | None, Parameter(group=CLUSTER)] = None
+    "Number of GPUs of the job."
+
+    gpus_per_node: Annotated[int | None, Parameter(group=CLUSTER)] = None
+    "GPUs of one host. Default: the system's."
+
+    cluster: Annotated[str | None, Parameter(group=CLUSTER)] = None
+    "TOML file with your own numbers, in place of --gpu."
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class WorkFlags:
+    """One step's work."""
+
+    seq_len: Annotated[str | None, Parameter(name=("--seq-len", "--seq"), group=WORKLOAD)] = None
+    "Tokens per sequence. Default: the model's longest, 8192 at most."
+
+    global_batch: Annotated[str | None, Parameter(name=("--global-batch", "--gbs"), group=WORKLOAD)] = None
+    "Sequences per step. Default: about 4M tokens that the GPUs divide."
+
+    tokens_per_batch: Annotated[str | None, Parameter(group=WORKLOAD)] = None
+    "The global batch in tokens, such as 4M, in place of --global-batch."
+
+    precision: Annotated[str | None, Parameter(group=WORKLOAD)] = None
+    "bf16 (default), fp16 or fp8."
+
+    optimizer: Annotated[str | None, Parameter(group=WORKLOAD)] = None
+    "adamw (default), sgd, adafactor, muon or adamw8bit."
+
+    grad_dtype: Annotated[str | None, Parameter(group=WORKLOAD)] = None
+    "Gradients are accumulated in fp32 (default) or bf16."
+
+    moe_imbalance: Annotated[float | None, Parameter(group=WORKLOAD)] = None
+    "Tokens on the busiest expert rank over the mean. Default: 1.0."
+
+    tokens: Annotated[str | None, Parameter(group=WORKLOAD)] = None
+    "Token budget of the whole run, such as 1.4T: gives days and GPU hours."
+
+    price: Annotated[float | None, Parameter(group=WORKLOAD)] = None
+    "Price of one GPU for one hour: gives the cost of --tokens."
+
+    ramp: Annotated[str | None, Parameter(name=("--ramp", "--ramp-up"), group=WORKLOAD)] = None
+    "Batch ramp-up START:END:TOKENS, such as 3072:15360:469B."
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class RuntimeFlags:
+    """Which framework runs it."""
+
+    runtime: Annotated[str | None, Parameter(group=CLUSTER)] = None
+    "megatron (default) or torchtitan, optionally a version: megatron@0.16."
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class LayoutFlags:
+    """How it is split."""
+
+    tp: Annotated[str | None, Parameter(group=DEGREES)] = None
+    "Tensor parallelism."
+
+    cp: Annotated[str | None, Parameter(group=DEGREES)] = None
+    "Context parallelism."
+
+    pp: Annotated[str | None, Parameter(group=DEGREES)] = None
+    "Pipeline stages."
+
+    vpp: Annotated[str | None, Parameter(group=DEGREES)] = None
+    "Chunks per pipeline stage (interleaving)."
+
+    ep: Annotated[str | None, Parameter(group=DEGREES)] = None
+    "Expert parallelism."
+
+    etp: Annotated[str | None, Parameter(group=DEGREES)] = None
+    "Tensor parallelism inside experts."
+
+    micro_batch: Annotated[str | None, Parameter(name=("--micro-batch", "--mbs"), group=DEGREES)] = None
+    "Sequences per micro-batch."
+
+    no_tp: Annotated[bool, Parameter(group=DEGREES, negative="", show_default=False)] = False
+    "The same as --tp 1; likewise the next three."
+
+    no_cp: Annotated[bool, Parameter(group=DEGREES, negative="", show_default=False)] = False
+    "--cp 1."
+
+    no_pp: Annotated[bool, Parameter(group=DEGREES, negative="", show_default=False)] = False
+    "--pp 1."
+
+    no_ep: Annotated[bool, Parameter(group=DEGREES, negative="", show_default=False)] = False
+    "--ep 1."
+
+    zero: Annotated[str | None, Parameter(group=OPTIONS)] = None
+    "ZeRO stage, 0 to 3."
+
+    dp_replicate: Annotated[str | None, Parameter(group=OPTIONS)] = None
+    "HSDP: replicas outside the sharding groups."
+
+    recompute: Annotated[str | None, Parameter(group=OPTIONS)] = None
+    "none, selective or full."
+
+    recompute_modules: Annotated[str | None, Parameter(group=OPTIONS)] = None
+    "Parts that selective recomputation drops, such as layernorm,mlp; / parts alternatives."
+
+    recompute_layers: Annotated[str | None, Parameter(group=OPTIONS)] = None
+    "Blocks per stage that full recomputation covers, or all."
+
+    cp_kind: Annotated[str | None, Parameter(group=OPTIONS)] = None
+    "p2p (ring) or a2a (Ulysses)."
+
+    schedule: Annotated[str | None, Parameter(group=OPTIONS)] = None
+    "afab, 1f1b or interleaved."
+
+    first_stage_layers: Annotated[str | None, Parameter(group=OPTIONS)] = None
+    "Blocks on the first pipeline stage."
+
+    last_stage_layers: Annotated[str | None, Parameter(group=OPTIONS)] = None
+    "Blocks on the last pipeline stage."
+
+    account_for_embedding: Annotated[bool | None, Parameter(group=OPTIONS)] = None
+    "In an even split the embedding counts as one block."
+
+    account_for_loss: Annotated[bool | None, Parameter(group=OPTIONS)] = None
+    "In an even split the head counts as one block."
+
+    sequence_parallel: Annotated[bool | None, Parameter(group=OPTIONS)] = None
+    "Default: on when tp > 1."
+
+    overlap_grad: Annotated[bool | None, Parameter(group=OPTIONS)] = None
+    "Gradient reduction beside backward. Default: on."
+
+    overlap_param: Annotated[bool | None, Parameter(group=OPTIONS)] = None
+    "Parameter gathers beside forward. Default: on with ZeRO."
+
+    overlap_tp: Annotated[bool | None, Parameter(group=OPTIONS)] = None
+    "TP collectives beside matrix products. Default: off."
+
+    overlap_ep: Annotated[bool | None, Parameter(group=OPTIONS)] = None
+    "Expert exchanges beside compute. Default: off."
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class OutputFlags:
+    """How it is printed."""
+
+    json: Annotated[bool, Parameter(group=OUTPUT, negative="", show_default=False)] = False
+    "Print one JSON document on standard output."
+
+    color: Annotated[Literal["auto", "always", "never"], Parameter(group=OUTPUT)] = "auto"
+    "auto follows the terminal, FORCE_COLOR and NO_COLOR."

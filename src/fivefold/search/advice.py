@@ -1,0 +1,138 @@
+"""When nothing fits: what is missing, and the smallest change that would help. And notes on the batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fivefold.cluster import Cluster
+from fivefold.estimate import Estimate, Problem
+from fivefold.estimate.estimate import rule_context
+from fivefold.layout import dp_headroom, unusual
+from fivefold.layout.rules import violations
+from fivefold.search.words import gigabytes
+
+replace = msgspec.structs.replace
+
+_MOST_GPUS_TRIED = 4096
+_SAMPLED_FOR_RULES = 200
+
+
+def missing_memory(problem: Problem, nearest: Estimate) -> str:
+    """The first sentence: the layout that misses by least, and by how much."""
+    memory = nearest.memory
+    if memory is None:
+        return ""
+    over = memory.reserved_bytes - memory.capacity_bytes
+    largest = ", ".join(f"{tensor.name} {gigabytes(tensor.bytes)}" for tensor in memory.largest[:3])
+    return (
+        f"{problem.model.name} does not fit: the smallest layout needs {gigabytes(memory.reserved_bytes)} on each GPU "
+        f"of stage {memory.peak_stage}, and {problem.cluster.gpu.name} has {gigabytes(memory.capacity_bytes)}: "
+        f"{gigabytes(over)} are missing. The largest parts are {largest}."
+    )
+
+
+def changes_that_fit(problem: Problem, fits: Any, least_bytes: float) -> tuple[str, ...]:
+    """The smallest changes that would fit, each alone, cheapest first.
+
+    fits: function from a changed Problem to whether any layout fits it. least_bytes: what the smallest layout needs.
+    """
+    out: list[str] = []
+    gpus = _more_gpus(problem, fits)
+    if gpus is not None:
+        name = problem.cluster.gpu.name
+        out.append(f"Use {gpus} {name} instead of {problem.cluster.gpus}: then a layout fits (--gpus {gpus}).")
+    else:
+        out.append(f"More GPUs of this kind do not help: up to {_MOST_GPUS_TRIED} were tried.")
+    out.append(f"Use a GPU with at least {gigabytes(least_bytes)} of memory, the number of GPUs unchanged.")
+    shorter = _shorter_sequence(problem, fits)
+    if shorter is not None:
+        out.append(f"Shorten sequences to {shorter} tokens (--seq {shorter}).")
+    lighter = _lighter_optimizer(problem, fits)
+    if lighter is not None:
+        out.append(f"Use a lighter optimizer (--optimizer {lighter}).")
+    return tuple(out)
+
+
+def _more_gpus(problem: Problem, fits: Any) -> int | None:
+    gpus = problem.cluster.gpus
+    while gpus * 2 <= _MOST_GPUS_TRIED:
+        gpus *= 2
+        if fits(with_gpus(problem, gpus)):
+            return gpus
+    return None
+
+
+def with_gpus(problem: Problem, gpus: int) -> Problem:
+    """The same problem on another number of GPUs, in nodes of the cluster's kind."""
+    return Problem(problem.model, resized(problem.cluster, gpus), problem.work, problem.runtime)
+
+
+def resized(cluster: Cluster, gpus: int) -> Cluster:
+    """The cluster with another number of GPUs. A node that was cut down to fewer GPUs grows back to its domain."""
+    node = cluster.gpus_per_node
+    if gpus > node and cluster.gpus <= node:
+        node = max(node, min(gpus, max(link.span for link in cluster.links) or node, 8))
+    return replace(cluster, gpus=gpus, gpus_per_node=min(node, gpus))
+
+
+def _shorter_sequence(problem: Problem, fits: Any) -> int | None:
+    seq = problem.work.seq_len
+    while seq > 512:
+        seq //= 2
+        work = replace(problem.work, seq_len=seq)
+        if fits(Problem(problem.model, problem.cluster, work, problem.runtime)):
+            return seq
+    return None
+
+
+def _lighter_optimizer(problem: Problem, fits: Any) -> str | None:
+    for name in ("muon", "adamw8bit", "sgd", "adafactor"):
+        if name == problem.work.optimizer or name not in problem.runtime.optimizers:
+            continue
+        work = replace(problem.work, optimizer=name)
+        if fits(Problem(problem.model, problem.cluster, work, problem.runtime)):
+            return name
+    return None
+
+
+def why_nothing_is_valid(problem: Problem, runtime: str, candidates: Any) -> tuple[str, ...]:
+    """The rules that refuse most of the candidates, each with its message."""
+    context = rule_context(problem.model, problem.cluster, problem.work, runtime)
+    picks = np.unique(np.linspace(0, len(candidates) - 1, _SAMPLED_FOR_RULES).astype(int))
+    counts: Counter[str] = Counter()
+    messages: dict[str, str] = {}
+    for i in picks.tolist():
+        for broken in violations(candidates.row(i), context):
+            counts[broken.id] += 1
+            messages.setdefault(broken.id, broken.message)
+    return tuple(
+        f"{counts[name] / len(picks):.0%} of the candidates break '{name}': {messages[name]}"
+        for name, _ in counts.most_common(3)
+    )
+
+
+def batch_notes(problem: Problem, plans: list[Estimate]) -> tuple[str, ...]:
+    """What is unusual about the batch, and how much data parallelism it still allows."""
+    notes = list(unusual(problem.work, problem.model))
+    if plans:
+        layout = plans[0].layout
+        headroom = dp_headroom(problem.work.global_batch, layout.micro_batch, layout.dp)
+        notes.append(
+            f"DP headroom: gbs / (mbs x dp) = {problem.work.global_batch} / ({layout.micro_batch} x {layout.dp}) = "
+            f"{headroom:g}; data parallelism can grow {headroom:g} times before the batch ends it."
+        )
+    return tuple(notes)
+
+
+__all__ = [
+    "batch_notes",
+    "changes_that_fit",
+    "missing_memory",
+    "resized",
+    "why_nothing_is_valid",
+    "with_gpus",
+]

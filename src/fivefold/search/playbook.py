@@ -1,0 +1,247 @@
+"""The playbook: the rules of thumb of the field, followed step by step and priced beside the searched optimum.
+
+Sources: the Ultra-Scale Playbook (Hugging Face, 2025) and Megatron-Core's parallelism guide. The order is data
+parallelism first, then tensor parallelism inside the fast domain, then pipeline stages; context parallelism for long
+sequences and expert parallelism for MoE. The rules never narrow the search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from fivefold.estimate import Estimate, Problem, estimate
+from fivefold.layout.layout import Layout, Recompute
+from fivefold.model.spec import Experts
+from fivefold.search.price import Priced, price_all
+from fivefold.search.result import PathStep, PlaybookPath
+
+replace = msgspec.structs.replace
+
+WIDE_ENOUGH_FOR_TP = 4096  # hidden size from which tensor parallelism pays
+DEEP_ENOUGH_FOR_PP = 50  # blocks from which pipeline parallelism pays
+LONG_SEQUENCE = 65536  # tokens from which context parallelism is needed for certain
+TOKENS_PER_CP_RANK = 32768
+FSDP_RANKS = 512  # ranks beyond which fully sharded data parallelism alone stops scaling
+_LARGEST_MICRO_BATCH = 8
+
+
+class State(NamedTuple):
+    """Where the path stands: the layout so far and what it costs."""
+
+    layout: Layout
+    priced: Priced
+
+
+def follow_playbook(problem: Problem, runtime: str, best: Estimate) -> PlaybookPath:
+    """The path for this problem, and how far behind the searched optimum it ends."""
+    walk = _Walk(problem, runtime)
+    for move in (
+        walk.data_parallel,
+        walk.expert_parallel,
+        walk.long_sequence,
+        walk.tensor_parallel,
+        walk.pipeline_parallel,
+        walk.fill_batch,
+        walk.recompute,
+        walk.interleave,
+        walk.micro_batch,
+    ):
+        move()
+    state = walk.state
+    final = None
+    gap = None
+    if state.priced.broken is None:
+        final = estimate(problem.model, problem.cluster, problem.work, state.layout, runtime)
+        if final.fits and final.step and best.step:
+            gap = final.step.seconds.value - best.step.seconds.value
+    return PlaybookPath(path=tuple(walk.path), estimate=final, gap_s=gap)
+
+
+class _Walk:
+    """One walk down the path; every move looks at the state, decides, and notes the decision with its price."""
+
+    def __init__(self, problem: Problem, runtime: str) -> None:
+        self.problem = problem
+        self.runtime = runtime
+        self.path: list[PathStep] = []
+        zero = max(problem.runtime.zero_stages)
+        self.state = self._price(Layout(zero=zero))
+
+    # ---------------------------------------------------------------- moves
+
+    def data_parallel(self) -> None:
+        zero = self.state.layout.zero
+        name = {1: "ZeRO-1, the distributed optimizer", 3: "ZeRO-3, fully sharded"}.get(zero, f"ZeRO-{zero}")
+        self._note("start with data parallelism", "dp-first", f"dp over all GPUs with {name}: {self._verdict()}")
+
+    def expert_parallel(self) -> None:
+        feeds = [block.feed for block in self.problem.model.kinds if isinstance(block.feed, Experts)]
+        if not feeds:
+            return
+        domain = self.problem.cluster.spans[0]
+        experts = min(feed.num_experts for feed in feeds)
+        chosen = self._first_usable("ep", [n for n in _powers(domain) if experts % n == 0], self._with_ep)
+        self._note("mixture of experts", "ep-for-moe", f"ep={chosen}, orthogonal to dp: {self._verdict()}")
+
+    def long_sequence(self) -> None:
+        seq = self.problem.work.seq_len
+        if seq < LONG_SEQUENCE:
+            return
+        cp = 1
+        while seq // cp > TOKENS_PER_CP_RANK:
+            cp *= 2
+        self._move(replace(self.state.layout, cp=cp))
+        self._note("long sequence", "cp-for-long-sequences", f"{seq} tokens: cp={cp}: {self._verdict()}")
+
+    def tensor_parallel(self) -> None:
+        if self.state.priced.usable or not self._sharded_too_wide():
+            return
+        domain = self.problem.cluster.spans[0]
+        chosen = self._first_usable("tp", _powers(domain), self._with_tp)
+        hidden = self.problem.model.hidden
+        wide = (
+            "" if hidden >= WIDE_ENOUGH_FOR_TP else f" (hidden {hidden} is below {WIDE_ENOUGH_FOR_TP}, where it pays)"
+        )
+        decision = f"tp={chosen} inside the {domain}-GPU domain, sequence parallelism with it{wide}: {self._verdict()}"
+        self._note("does not fit: tensor parallelism", "tp-inside-domain", decision)
+
+    def pipeline_parallel(self) -> None:
+        if self.state.priced.usable or 1 not in self.problem.runtime.zero_stages:
+            return
+        layers = self.problem.model.layers
+        depth = [n for n in _powers(layers) if self._room_for(pp=n)]
+        chosen = self._first_usable("pp", depth, lambda layout, n: self._with_pp(layout, n))
+        deep = (
+            ""
+            if layers >= DEEP_ENOUGH_FOR_PP
+            else f" ({layers} blocks are fewer than {DEEP_ENOUGH_FOR_PP}, where it pays)"
+        )
+        self._note("still does not fit: pipeline", "pp-across-nodes", f"pp={chosen}{deep}: {self._verdict()}")
+
+    def fill_batch(self) -> None:
+        """More replicas than sequences: give ranks to tensor, then to context parallelism."""
+        if self.state.priced.broken is None:
+            return
+        for tp in _powers(self.problem.cluster.spans[0]):
+            for cp in _powers(64):
+                layout = replace(
+                    self._with_tp(self.state.layout, max(tp, self.state.layout.tp)), cp=max(cp, self.state.layout.cp)
+                )
+                priced = self._price(layout)
+                if priced.priced.broken is None:
+                    self.state = priced
+                    decision = f"tp={layout.tp} cp={layout.cp} so that the batch divides: {self._verdict()}"
+                    self._note("fewer sequences than replicas", "batch-bounds-dp", decision)
+                    return
+
+    def recompute(self) -> None:
+        if self.state.priced.usable or self.state.priced.broken is not None:
+            return
+        self._move(replace(self.state.layout, recompute=Recompute(kind="full")))
+        self._note(
+            "still does not fit: recompute", "full-recompute-when-poor", f"full recomputation: {self._verdict()}"
+        )
+
+    def interleave(self) -> None:
+        layout, layers = self.state.layout, self.problem.model.layers
+        if layout.pp == 1 or not self.state.priced.usable or layers % (2 * layout.pp):
+            return
+        better = self._price(replace(layout, vpp=2, schedule=None))
+        if better.priced.usable and (better.priced.seconds or 0) < (self.state.priced.seconds or 0):
+            self.state = better
+            self._note("shrink the bubble", "interleave", f"two chunks per stage: {self._verdict()}")
+
+    def micro_batch(self) -> None:
+        size = self.state.layout.micro_batch
+        start = size
+        while size < _LARGEST_MICRO_BATCH and self.state.priced.usable:
+            bigger = self._price(replace(self.state.layout, micro_batch=size * 2))
+            if not bigger.priced.usable or (bigger.priced.seconds or 0) >= (self.state.priced.seconds or 0):
+                break
+            self.state, size = bigger, size * 2
+        if size > start:
+            self._note("raise throughput", "larger-micro-batch", f"micro-batch {size}: {self._verdict()}")
+
+    # ---------------------------------------------------------------- helpers
+
+    def _sharded_too_wide(self) -> bool:
+        """Fully sharded plans first try recomputation instead; from 512 GPUs they need tensor parallelism as well."""
+        if 1 in self.problem.runtime.zero_stages:
+            return True
+        if self.problem.cluster.gpus >= FSDP_RANKS:
+            return True
+        again = self._price(replace(self.state.layout, recompute=Recompute(kind="full")))
+        return not again.priced.usable
+
+    def _with_tp(self, layout: Layout, tp: int) -> Layout:
+        return replace(layout, tp=tp, sequence_parallel=None)
+
+    def _with_ep(self, layout: Layout, ep: int) -> Layout:
+        return replace(layout, ep=ep)
+
+    def _with_pp(self, layout: Layout, pp: int) -> Layout:
+        """An even pipeline; where blocks do not divide, the last stage is shorter."""
+        layers = self.problem.model.layers
+        if layers % pp == 0 or pp < 3:
+            return replace(layout, pp=pp)
+        width = -(-layers // pp)
+        return (
+            replace(layout, pp=pp, first_stage_layers=layers - width * (pp - 1))
+            if layers > width * (pp - 1)
+            else replace(layout, pp=pp)
+        )
+
+    def _room_for(self, *, pp: int) -> bool:
+        layout = self.state.layout
+        return self.problem.cluster.gpus % (layout.tp * layout.cp * pp) == 0
+
+    def _first_usable(self, axis: str, values: list[int], build: Callable[[Layout, int], Layout]) -> int:
+        """The smallest value that fits, else the largest that obeys the rules; moves there."""
+        layouts = [build(self.state.layout, value) for value in values]
+        outcomes = price_all(self.problem, self.runtime, layouts)
+        legal = [(value, out) for value, out in zip(values, outcomes, strict=True) if out.broken is None]
+        chosen = next(((value, out) for value, out in legal if out.fits), legal[-1] if legal else None)
+        if chosen is None:
+            return getattr(self.state.layout, axis)
+        self.state = State(chosen[1].layout, chosen[1])
+        return chosen[0]
+
+    def _move(self, layout: Layout) -> None:
+        self.state = self._price(layout)
+
+    def _price(self, layout: Layout) -> State:
+        return State(layout, price_all(self.problem, self.runtime, [layout])[0])
+
+    def _verdict(self) -> str:
+        priced = self.state.priced
+        if priced.broken is not None:
+            return f"not legal yet ({priced.broken})"
+        needs = (priced.reserved_bytes or 0) / 1e9
+        capacity = self.problem.cluster.gpu.memory_bytes / 1e9
+        return f"{needs:.1f} of {capacity:.1f} GB, " + (f"{priced.seconds:.2f} s" if priced.fits else "does not fit")
+
+    def _note(self, step: str, rule_id: str, decision: str) -> None:
+        priced = self.state.priced
+        self.path.append(
+            PathStep(
+                step=step,
+                rule_id=rule_id,
+                decision=decision,
+                seconds=priced.seconds,
+                reserved_bytes=priced.reserved_bytes,
+            )
+        )
+
+
+def _powers(limit: int) -> list[int]:
+    return [*_powers_up_to(limit)]
+
+
+def _powers_up_to(limit: int) -> Iterator[int]:
+    value = 1
+    while value <= limit:
+        yield value
+        value *= 2

@@ -1,0 +1,129 @@
+"""What a search says: the contract's `plan` object as typed structs."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from fivefold.estimate.result import Estimate, envelope
+
+Objective = Literal["tokens_per_s", "gpus", "memory", "time", "cost"]
+
+
+class DimensionEffect(msgspec.Struct, frozen=True, kw_only=True):
+    """What one axis or option of the best layout bought and cost, by taking it away.
+
+    saves_bytes: peak bytes per GPU that it saves. costs_s: seconds per step that it adds (negative: it gains time).
+    level: the link that its communication crosses. instead: the layout without it, best of its kind, in words.
+    """
+
+    axis: str
+    value: Any
+    saves_bytes: int | None
+    costs_s: float | None
+    level: str
+    instead: str
+    message: str
+
+
+class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
+    """A layout one step away and why it loses."""
+
+    layout: dict[str, Any]
+    change: str
+    reason: Literal["slower", "memory", "rule"]
+    delta_s: float | None
+    over_bytes: int | None
+    stage: int | None
+    message: str
+
+
+class PathStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision of the playbook, with what it costs at that point."""
+
+    step: str
+    rule_id: str
+    decision: str
+    seconds: float | None = None
+    reserved_bytes: int | None = None
+
+
+class PlaybookPath(msgspec.Struct, frozen=True, kw_only=True):
+    """The rule-based path for the same question. gap_s: its step time minus the best plan's."""
+
+    path: tuple[PathStep, ...]
+    estimate: Estimate | None
+    gap_s: float | None
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """What would have to change to do better. gain_s: seconds per step saved if it did."""
+
+    change: str
+    gain_s: float | None
+    message: str
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """Reasons for the first plan."""
+
+    summary: str
+    dimensions: tuple[DimensionEffect, ...]
+    neighbours: tuple[Neighbour, ...]
+    playbook: PlaybookPath | None
+    limits: tuple[Limit, ...]
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """Time and cost of a token budget with the first plan. cost is in the currency of the price, None without one."""
+
+    tokens: float
+    seconds: float
+    gpu_hours: float
+    cost: float | None
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to "which layout": counts of the search, the best plans and why.
+
+    searched: candidates whose degrees divide; valid: obey every rule; fitting: fit the memory; priced: step time
+    computed; bounded: fitting, but excluded because a bound shows that they cannot be among the best.
+    plans: the first is the choice; then the best of every other combination of degrees, fastest first.
+    fastest: index of the fastest plan; it differs from 0 when a plan with fewer active axes lies within the tie.
+    pareto: indices of plans that no other plan beats in both memory and time.
+    nearest: when nothing fits, the layout that misses by least.
+    """
+
+    searched: int
+    valid: int
+    fitting: int
+    priced: int
+    bounded: int
+    seconds_used: float
+    objective: Objective
+    gpus: int
+    plans: tuple[Estimate, ...]
+    fastest: int | None
+    pareto: tuple[int, ...]
+    why: Why | None
+    budget: Budget | None
+    nearest: Estimate | None
+    advice: tuple[str, ...]
+    notes: tuple[str, ...]
+    inputs: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contract's JSON."""
+        fields = msgspec.to_builtins(self)
+        fields.pop("inputs")
+        for estimate in [
+            *fields["plans"],
+            fields["nearest"],
+            ((fields["why"] or {}).get("playbook") or {}).get("estimate"),
+        ]:
+            if estimate:
+                estimate.pop("inputs", None)
+                estimate.pop("assumptions", None)
+        assumed = msgspec.to_builtins(self.plans[0].assumptions) if self.plans else []
+        return {**envelope("plan", self.inputs), **fields, "assumptions": assumed}
