@@ -114,3 +114,36 @@ def test_the_peak_is_the_first_stage(est):
     assert est.memory.peak_stage == 0
     assert est.memory.peak_bytes == est.memory.stages[0].peak_bytes
     assert est.memory.peak_phase == "steady_state"
+
+
+# ---------------------------------------------------------------- which moment is the peak
+
+
+def test_full_recompute_adds_one_block_back(price):
+    """What backward rebuilds of one block lives beside the inputs of all of them."""
+    from fivefold.layout import Layout, Recompute
+    from fivefold.model import load_model
+
+    layout = Layout(pp=PP, recompute=Recompute(kind="full"))
+    work = {"gpu": "a100-80g-pcie", "gpus": 8, "seq_len": S, "global_batch": 32}
+    est = price(load_model("llama-3-8b"), layout, **work)
+    block_input, block_saved = 2 * T * H, sum(SAVED_PER_BLOCK.values())
+    held = IN_FLIGHT[0] * BLOCKS * block_input
+    assert est.memory.stages[0].breakdown["activations"] == held + block_saved - block_input + MLP_BACKWARD
+
+
+@pytest.mark.parametrize(("vocab", "at_the_loss"), [(4096, True), (2048, False)])
+def test_the_larger_of_loss_and_last_block(vocab, at_the_loss, small, price):
+    """One rank: logits with their fp32 copy, 6 v bytes per token, against the last block's backward, 2 h + 4 ffn."""
+    from msgspec.structs import replace
+
+    from fivefold.layout import Layout
+
+    tokens, h, ffn, layers = 2048, 1024, 4096, 16
+    saved = layers * (8 * h + 2 * (1024 + 2 * 512) + 2 * 1024 + 4 * 16 + 6 * ffn) * tokens + 4 * h * tokens
+    est = price(replace(small["llama"], vocab=vocab), Layout(), gpus=1)
+    found = est.memory.stages[0].breakdown
+    working = (2 * h + 4 * ffn) * tokens
+    assert (6 * vocab * tokens > working) is at_the_loss
+    assert found["logits"] == (6 * vocab * tokens if at_the_loss else 0)
+    assert found["activations"] == saved + (0 if at_the_loss else working)

@@ -62,6 +62,20 @@ def positive(option: str, value: float | None) -> float | None:
     return value
 
 
+def whole(option: str, text: str) -> int:
+    """A whole number of 1 or more; 8K is refused, since it could be 8,000 or 8,192."""
+    digits = text.replace("_", "").replace(",", "")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 12 and int(digits) >= 1):
+        raise FivefoldError(
+            f"{option} {text[:60]} is not a whole number of 1 or more. Write it out, as in {option} 8192.",
+            code="bad-number",
+            option=option,
+            value=text[:60],
+            legal="1 or more",
+        )
+    return int(digits)
+
+
 def pins_of(flags: LayoutFlags) -> dict[str, tuple[Any, ...]]:
     """The layout options that were given, by the library's names, each as a tuple of values."""
     from fivefold.search.space import checked_pins
@@ -104,7 +118,9 @@ def layout_text(option: str, text: str) -> LayoutFlags:
                 legal=list(_READERS),
             )
         if name in fields:
-            raise FivefoldError(f"{option} names {name} twice.", code="bad-layout-text", option=option, value=text[:100])
+            raise FivefoldError(
+                f"{option} names {name} twice.", code="bad-layout-text", option=option, value=text[:100]
+            )
         fields[name] = _switch(option, value.strip()) if name in _SWITCHES else value.strip().replace("+", ",")
     return LayoutFlags(**fields)
 

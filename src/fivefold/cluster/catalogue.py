@@ -138,7 +138,7 @@ def _build(table: _Table, file: str | None, gpus: int | None, gpus_per_node: int
     cluster = Cluster(
         name=given.name or given.base or gpu.name,
         gpu=gpu,
-        gpus=gpus or given.gpus or max(per_node, links[0].span),
+        gpus=gpus or given.gpus or max(per_node, links[0].span if links else 1),
         gpus_per_node=per_node,
         links=links,
         launch_s=given.launch_s if given.launch_s is not None else system.get("launch_s", 4e-5),

@@ -140,7 +140,8 @@ class BlockWriter:
                 "core_attention",
                 s.tokens * pairs * per_pair,
                 s.tokens * seq * per_pair,
-                seq if window is None else min(window, seq),
+                # Each step of a ring sees one rank's keys only, in a kernel of its own.
+                np.where(s.ulysses, seq, seq / s.cp) if window is None else min(window, seq),
                 qk_dim,
             )
         )
@@ -165,6 +166,19 @@ class BlockWriter:
                 "ring keys, values and gradients", "cp", "send", 2 * ring * kv_bytes, "backward", ring_steps=steps
             ),
         ]
+        # After each step the partial output (bf16) joins the running one (fp32); backward adds to fp32 gradients of
+        # queries, and of keys and values as they pass.
+        joins = ring * (s.cp - 1) * (unit / _HALF)
+        ledger.streams.append(
+            Stream(
+                "ring merge",
+                "core_attn",
+                joins * v_dim * (_HALF + 2 * _SINGLE),
+                joins * (qk_dim + kv_ratio * (qk_dim + v_dim)) * (_HALF + 2 * _SINGLE),
+                2,
+                3,
+            )
+        )
         moved = unit * (qk_dim + v_dim) + kv_bytes
         ledger.exchanges += [
             Exchange("heads for sequence", "cp", "all_to_all", a2a * moved, when) for when in ("forward", "backward")
@@ -306,7 +320,9 @@ class BlockWriter:
             ),
         ]
 
-    def _row_parallel(self, ledger: Ledger, name: str, module, width: np.ndarray, *, bias: bool, ends_block: bool = False) -> None:
+    def _row_parallel(
+        self, ledger: Ledger, name: str, module, width: np.ndarray, *, bias: bool, ends_block: bool = False
+    ) -> None:
         s, h = self.shard, self.hidden
         ledger.weights.append(Weight(name, width * h, factored=width + h))
         if bias:

@@ -50,9 +50,10 @@ def estimate(model: ModelSpec, cluster: Cluster, work: Workload, layout: Layout,
     profile = load_runtime(runtime)
     resolved = resolve(layout, model, cluster.gpus, work, runtime)
     context = rule_context(model, cluster, work, runtime)
-    broken = tuple(_as_violation(found) for found in violations(layout, context))
+    columns = Columns.from_layouts([layout], cluster.gpus, work)
+    broken = tuple(_as_violation(found) for found in violations(columns, context))
     problem = Problem(model, cluster, work, profile)
-    detail = None if broken else _Detail(problem, layout)
+    detail = None if broken else _Detail(problem, columns)
     return Estimate(
         layout=resolved,
         valid=not broken,
@@ -149,9 +150,9 @@ def _as_violation(found) -> RuleViolation:
 class _Detail:
     """Everything that is said about one valid layout; from the kernel's arrays of one row and every pipeline rank."""
 
-    def __init__(self, problem: Problem, layout: Layout) -> None:
+    def __init__(self, problem: Problem, columns: Columns) -> None:
         self.problem = problem
-        self.columns = Columns.from_layouts([layout], problem.cluster.gpus, problem.work)
+        self.columns = columns
         self.kernel = Kernel(problem, self.columns, every_rank=True)
         self.kind = RECOMPUTE_KINDS[int(self.columns.recompute_kind[0])]
         self.micro_batches = int(self.columns.num_micro_batches[0])
@@ -241,8 +242,7 @@ class _Detail:
 
     def _step(self) -> Step:
         problem, kernel = self.problem, self.kernel
-        pipeline = float(kernel.pipeline_seconds(_ONE)[0])
-        breakdown = self._breakdown(pipeline)
+        breakdown = self._breakdown()
         seconds = sum(breakdown.values())
         gpus = problem.cluster.gpus
         peak = kernel.peak_flops_per_s() * gpus
@@ -261,7 +261,7 @@ class _Detail:
             slowest_stage=self.slowest,
         )
 
-    def _breakdown(self, pipeline: float) -> dict[str, float]:
+    def _breakdown(self) -> dict[str, float]:
         """Owners of the step on the slowest rank, summing to the kernel's step seconds. pp is what transfers add to
         the pipeline; bubble is the rest of the time that this rank waits."""
         kernel, v, m = self.kernel, self.kernel.variants, self.micro_batches
@@ -269,10 +269,9 @@ class _Detail:
         once = m * (count @ (v.forward + v.backward)[0])
         redone = m * (again @ v.again[0])
         gathers = m * float(count @ (v.gather_forward + v.gather_backward)[0])
-        if int(self.columns.pp[0]) == 1:
-            free = pipeline
-        else:
-            free = float(kernel.pipeline_seconds(_ONE, free_transfers=True)[0])
+        # The same layout twice, with its transfers and with free ones.
+        transfers = np.array([float(kernel.exchange_seconds(_ONE)[0]), 0.0])
+        pipeline, free = kernel.pipeline_seconds(np.zeros(2, dtype=np.int64), transfers).tolist()
         host = self.problem.runtime.micro_batch_overhead_s * m * int(self.columns.vpp[0])
         owners = {owner: float(once[index] + redone[index]) for index, owner in enumerate(OWNERS)}
         busy = sum(owners.values()) + gathers + host

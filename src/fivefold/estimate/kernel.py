@@ -316,9 +316,12 @@ class Kernel:
         c = self.columns
         return place(self.problem.cluster, c.pp[rows], c.tp[rows] * c.cp[rows] * c.dp[rows])
 
-    def pipeline_seconds(self, rows: np.ndarray, *, free_transfers: bool = False) -> np.ndarray:
-        """Seconds from the first forward to the last backward, [n]; one schedule sweep per shape of pipeline."""
-        transfer = np.zeros(len(rows)) if free_transfers else self.exchange_seconds(rows)
+    def pipeline_seconds(self, rows: np.ndarray, transfer: np.ndarray | None = None) -> np.ndarray:
+        """Seconds from the first forward to the last backward, [n]; one schedule sweep per shape of pipeline.
+
+        transfer: [n] seconds of one transfer between stages instead of the modelled ones.
+        """
+        transfer = self.exchange_seconds(rows) if transfer is None else transfer
         first, case = _distinct([self.plan[rows], self.variant[rows], _codes(transfer)])
         shapes: dict[tuple[str, int, int, int], list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
         for number, at in _by_value(self.plan[rows[first]]):

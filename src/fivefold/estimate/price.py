@@ -20,7 +20,7 @@ from fivefold.cluster.compute import (
     streaming_seconds,
 )
 from fivefold.cluster.groups import Placement, place
-from fivefold.estimate.ledger import Exchange, Ledger
+from fivefold.estimate.ledger import Exchange, Ledger, Stream
 from fivefold.estimate.shard import Shard
 from fivefold.layout.columns import RECOMPUTE_MODULES
 from fivefold.runtime import Profile
@@ -69,6 +69,7 @@ class Pricer:
         self.gpu = cluster.gpu
         self.curve = load_curve_of(cluster)
         self.runtime = runtime
+        self.attention_kernel = next((name for name in runtime.attention_kernels if name in self.curve.attention), None)
         self.precision = precision
         self.shard = shard
         self.placements: dict[str, Placement] = {
@@ -162,7 +163,16 @@ class Pricer:
             work = np.broadcast_to(np.asarray(row.flops, dtype=float), (keys,))
             ahead, back = (
                 self.curve.in_step
-                * attention_seconds(self.curve, self.gpu, flops_, row.seq, row.head_dim, precision, backward=side)
+                * attention_seconds(
+                    self.curve,
+                    self.gpu,
+                    flops_,
+                    row.seq,
+                    row.head_dim,
+                    precision,
+                    backward=side,
+                    kernel=self.attention_kernel,
+                )
                 for flops_, side in ((work, False), (2.5 * work, True))  # flash attention's backward: five products
             )
             flops += work
@@ -178,13 +188,7 @@ class Pricer:
         rows = ledger.streams
         if not rows:
             return
-        kernels = np.array([[row.forward_kernels, row.backward_kernels] for row in rows])
-        ahead = streaming_seconds(
-            self.curve, self.gpu, ledger.stack([row.forward_bytes for row in rows]), kernels[:, :1]
-        )
-        back = streaming_seconds(
-            self.curve, self.gpu, ledger.stack([row.backward_bytes for row in rows]), kernels[:, 1:]
-        )
+        ahead, back = (self._stream_seconds(ledger, rows, side) for side in ("forward", "backward"))
         ahead, back = self.curve.in_step * ahead, self.curve.in_step * back
         forward[0] += ahead.sum(axis=0)
         backward[0] += back.sum(axis=0)
@@ -195,16 +199,24 @@ class Pricer:
             for bit in bits:
                 recompute[bit, 0] += ahead[index]
 
+    def _stream_seconds(self, ledger: Ledger, rows: list[Stream], side: str) -> np.ndarray:
+        """[rows, K] seconds of one pass; an operation that a key does not have launches nothing."""
+        size = ledger.stack([getattr(row, f"{side}_bytes") for row in rows])
+        kernels = np.array([[getattr(row, f"{side}_kernels")] for row in rows]) * (size > 0)
+        return streaming_seconds(self.curve, self.gpu, size, kernels)
+
     # ---------------------------------------------------------------- communication
 
     def _exchanges(self, ledger, forward, backward, recompute, gemm_passes, attend_passes):
         """Charges what is exposed of every collective to its owner; returns them with their exposed seconds."""
         exposed: list[tuple[Exchange, np.ndarray]] = []
+        beside_share = {"dgrad": self.runtime.tp_beside_dgrad_hidden, "wgrad": self.runtime.tp_beside_wgrad_hidden}
         hidden = {"tp": self.runtime.tp_overlap_hidden, "ep": self.runtime.ep_overlap_hidden}
         overlap = {"tp": self.shard.overlap_tp, "ep": self.shard.overlap_ep}
         for row, seconds in self.exchange_seconds(ledger):
             if row.behind is not None:
-                beside = self.runtime.tp_beside_products_hidden * np.minimum(seconds, gemm_passes[row.behind])
+                share = beside_share[row.behind[1]]
+                beside = share * np.minimum(seconds, gemm_passes[row.behind])
                 seconds = np.where(self.shard.overlap_tp, seconds * (1 - hidden["tp"]), seconds - beside)
             elif row.op == "send":
                 steps = np.asarray(row.ring_steps)
@@ -212,6 +224,8 @@ class Pricer:
                 seconds = np.maximum(seconds - beside, 0)
             elif row.axis in overlap:
                 seconds = np.where(overlap[row.axis], seconds * (1 - hidden[row.axis]), seconds)
+            if row.axis == "tp":
+                seconds = self.runtime.tp_in_step * seconds
             owner = _OWNER_OF_AXIS[row.axis]
             if row.when == "forward":
                 forward[owner] += seconds

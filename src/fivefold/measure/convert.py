@@ -1,4 +1,4 @@
-"""From a published run to what fivefold is asked: model, cluster, workload, layout, runtime; and what had to be assumed.
+"""From a published run to the input of `estimate`: model, cluster, workload, layout, runtime, and what was assumed.
 
 The model is built from the row's own sizes: a published run is often a cut-down that no catalogue has. What a row does
 not state takes the default that Case.assumed names; what fivefold does not model is refused with the reason.
@@ -16,10 +16,11 @@ import msgspec
 from fivefold.cluster import Cluster, load_cluster, load_curve_of
 from fivefold.errors import FivefoldError
 from fivefold.layout import Layout, Recompute, Workload
-from fivefold.layout.layout import RECOMPUTE_MODULES, Overlap
+from fivefold.layout.layout import RECOMPUTE_MODULES, Overlap, RecomputeModule
 from fivefold.measure.runs import Run
 from fivefold.model import block_params
 from fivefold.model.spec import Attention, Block, BlockRun, Experts, Feed, FeedForward, ModelSpec
+from fivefold.runtime import load_runtime
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,13 +77,18 @@ _KERNELS: tuple[tuple[str, str], ...] = (("llm-foundry", "fa1"), ("nanotron", "f
 _FA2_OVER_FA1 = 1.8
 # (system, word in the published interconnect) -> the catalogue's system with that network.
 _NETWORKS = {("h100-sxm", "EFA"): "aws-p5"}
-_LAYOUT_DEFAULTS = {"cp": 1, "pp": 1, "vpp": 1}
 
 
-def convert(run: Run) -> Case:
-    """The run as input of `estimate`. Raises Unconvertible with the reason."""
+def convert(run: Run, runtime: str | None = None) -> Case:
+    """The run as input of `estimate`, under its own runtime or the given one.
+
+    Raises Unconvertible with the reason, and FivefoldError for an unknown `runtime`.
+    """
     assumed: set[str] = set()
-    runtime = _runtime(run, assumed)
+    own = _runtime(run, assumed)
+    runtime = own if runtime is None else load_runtime(runtime).name
+    if runtime != own:
+        assumed.add("runtime")
     try:
         model = _model(run, assumed)
         cluster = _cluster(run, assumed)
@@ -120,7 +126,9 @@ def _runtime(run: Run, assumed: set[str]) -> str:
 
 def _model(run: Run, assumed: set[str]) -> ModelSpec:
     if run.arch not in ("dense", "moe"):
-        raise Unconvertible(f"the architecture {run.arch or 'is not stated'!r} cannot be built from the table's columns")
+        raise Unconvertible(
+            f"the architecture {run.arch or 'is not stated'!r} cannot be built from the table's columns"
+        )
     _need(run, "layers", "hidden", "heads", "vocab", "gated_mlp", "seq")
     layers, hidden, heads = _int(run.layers), _int(run.hidden), _int(run.heads)
     if run.head_dim is None and hidden % heads:
@@ -201,17 +209,18 @@ def _cluster(run: Run, assumed: set[str]) -> Cluster:
 
 
 def _attention_kernel(run: Run, cluster: Cluster, assumed: set[str]) -> dict[str, Any]:
-    """Changes of the GPU's compute curve so that it has the framework's attention kernel."""
+    """Changes of the GPU's compute curve so that whatever kernel the runtime picks has the framework's rates."""
     name = next((kernel for start, kernel in _KERNELS if (run.framework or "").lower().startswith(start)), None)
-    curve = load_curve_of(cluster)
-    if name is None or name == curve.attention_kernel or "fa2" not in curve.attention:
+    attention = load_curve_of(cluster).attention
+    if name is None or "fa2" not in attention:
         return {}
     assumed.add("attention_kernel")
-    if name != "fa1":
-        return {"attention_kernel": name}
-    rates = msgspec.to_builtins(curve.attention["fa2"])
-    slower = {side: [rate / _FA2_OVER_FA1 for rate in rates[side]] for side in ("forward", "backward")}
-    return {"attention_kernel": "fa1", "attention": {"fa1": {**rates, **slower, "source": "fa2's over a fitted ratio"}}}
+    rates = msgspec.to_builtins(attention["fa2"])
+    if name == "fa1":
+        for side in ("forward", "backward"):
+            rates[side] = [rate / _FA2_OVER_FA1 for rate in rates[side]]
+        rates["source"] = "FlashAttention 1: fa2's rates over a fitted ratio"
+    return {"attention": dict.fromkeys(attention, rates)}
 
 
 def _workload(run: Run, runtime: str, assumed: set[str]) -> Workload:
@@ -242,7 +251,6 @@ def _layout(run: Run, model: ModelSpec, runtime: str, assumed: set[str]) -> Layo
     _need(run, "tp", "mbs")
     tp, pp = _int(run.tp), run.pp or 1
     moe = run.arch == "moe"
-    first, last = _stages(run, model, assumed)
     for field in ("cp", "pp") + (("ep",) if moe else ()):
         if getattr(run, field) is None:
             assumed.add(field)
@@ -261,28 +269,39 @@ def _layout(run: Run, model: ModelSpec, runtime: str, assumed: set[str]) -> Layo
         zero=_zero(run, runtime, assumed),
         sequence_parallel=None if run.sp is None else bool(run.sp) and tp > 1,
         micro_batch=_int(run.mbs),
-        recompute=_recompute(run, assumed),
-        first_stage_layers=first,
-        last_stage_layers=last,
+        recompute=_recompute(run, runtime, assumed),
         overlap=_overlap(run, assumed),
+        **_stages(run, model, assumed),
     )
 
 
-def _stages(run: Run, model: ModelSpec, assumed: set[str]) -> tuple[int | None, int | None]:
-    """Blocks of the first and last stage. nanotron fills each stage up to its share of the matrix parameters, the
-    head's among them (nanotron models/base.py and get_block_compute_costs); the others split evenly."""
-    pp = run.pp or 1
-    if pp == 1 or not (run.framework or "").lower().startswith("nanotron"):
-        return None, None
-    assumed.add("stages")
+def _stages(run: Run, model: ModelSpec, assumed: set[str]) -> dict[str, Any]:
+    """How blocks lie on the pipeline: evenly, unless the framework is known to do otherwise.
+
+    nanotron fills each stage up to its share of the matrix parameters, the head's among them (nanotron models/base.py
+    and get_block_compute_costs). On Megatron-Core, models such as Llama 3.1 405B (126 blocks) run with embedding and
+    head counted as a block each.
+    """
+    pp, chunks = run.pp or 1, (run.pp or 1) * (run.vpp or 1)
+    if pp == 1:
+        return {}
+    if (run.framework or "").lower().startswith("nanotron"):
+        assumed.add("stages")
+        return _by_parameters(model, pp)
+    if model.layers % chunks and (model.layers + 2) % chunks == 0:
+        assumed.add("stages")
+        return {"account_for_embedding": True, "account_for_loss": True}
+    return {}
+
+
+def _by_parameters(model: ModelSpec, pp: int) -> dict[str, Any]:
     block = block_params(model.runs[0].block, model.hidden)
-    head = model.vocab * model.hidden
-    share = (model.layers * block + head) / pp
+    share = (model.layers * block + model.vocab * model.hidden) / pp
     ends = [min(math.ceil(share * (rank + 1) / block), model.layers) for rank in range(pp - 1)]
     per_stage = [end - start for start, end in itertools.pairwise([0, *ends, model.layers])]
     # A layout has a first, a last and equal middle stages: the widest stage and the last are kept.
     last, widest = per_stage[-1], max(per_stage[:-1])
-    return model.layers - last - (pp - 2) * widest, last
+    return {"first_stage_layers": model.layers - last - (pp - 2) * widest, "last_stage_layers": last}
 
 
 def _etp(run: Run, tp: int, assumed: set[str]) -> int:
@@ -301,7 +320,7 @@ def _zero(run: Run, runtime: str, assumed: set[str]) -> int:
     return 3 if runtime == "torchtitan" else 1
 
 
-def _recompute(run: Run, assumed: set[str]) -> Recompute:
+def _recompute(run: Run, runtime: str, assumed: set[str]) -> Recompute:
     kind = run.recompute_kind or "unknown"
     if kind == "unknown":
         assumed.add("recompute")
@@ -310,24 +329,26 @@ def _recompute(run: Run, assumed: set[str]) -> Recompute:
     layers = re.search(r"block num_layers=(\d+)", text)
     if kind == "full":
         return Recompute(kind="full", layers=int(layers[1]) if layers else None)
-    if kind == "selective":
-        modules = tuple(name for name in RECOMPUTE_MODULES if re.search(rf"\b{name}\b", text))
-        return Recompute(kind="selective", modules=modules)
-    return Recompute()
+    if kind == "none":
+        return Recompute()
+    modules: list[RecomputeModule] = [name for name in RECOMPUTE_MODULES if re.search(rf"\b{name}\b", text)]
+    if runtime == "torchtitan" and not modules:
+        raise Unconvertible("torchtitan's selective checkpointing chooses single operations, which is not modelled")
+    return Recompute(kind="selective", modules=tuple(modules))
 
 
 def _overlap(run: Run, assumed: set[str]) -> Overlap:
-    """Megatron-LM's switches are opt-in, so where the source lists its overlap, what it does not list was off; the
-    frameworks built on Megatron-Core switch the gradient and parameter overlap on by default (from memory)."""
-    text = run.overlap or ""
-    opt_in = (run.framework or "").lower().startswith("megatron-lm")
-    if run.dp != 1 and not (opt_in and text):
+    """Megatron-LM's switches are opt-in, so where the source lists its overlap, what it does not list was off. The
+    recipes of NeMo and Megatron-Bridge switch gradient, parameter and tensor-parallel overlap on (from memory)."""
+    framework, text = (run.framework or "").lower(), run.overlap or ""
+    listed = framework.startswith("megatron-lm") and bool(text)
+    if not listed and (run.dp != 1 or run.tp != 1):
         assumed.add("overlap")
-    grad = "overlap-grad-reduce" in text or not (opt_in and text)
+    recipe = framework.startswith(("nemo", "megatron-bridge", "megatron-core"))
     return Overlap(
-        grad=grad,
-        param=None if grad and not opt_in else "overlap-param-gather" in text,
-        tp="--tp-comm-overlap" in text,
+        grad="overlap-grad-reduce" in text or not listed,
+        param="overlap-param-gather" in text if listed else None,
+        tp="--tp-comm-overlap" in text or (recipe and (run.tp or 1) > 1 and run.sp != 0),
         ep="overlap-moe-expert-parallel-comm" in text,
     )
 

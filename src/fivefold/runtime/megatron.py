@@ -13,6 +13,7 @@ PROFILE = Profile(
     optimizers=("adamw", "sgd", "muon"),
     precisions=("bf16", "fp16", "fp8"),
     zero_stages=(0, 1),
+    attention_kernels=("cudnn",),
     vocab_multiple=128,
     fused_glu=True,
     cached_wgrad_buffers=True,
@@ -24,7 +25,9 @@ PROFILE = Profile(
     fragmentation=0.04,
     grad_buckets=40_000_000,
     prefetch_blocks=0,
-    tp_beside_products_hidden=0.0,
+    tp_beside_dgrad_hidden=1.0,
+    tp_beside_wgrad_hidden=0.0,
+    tp_in_step=1.25,
     tp_overlap_hidden=0.7,
     checkpoint_stops_early=False,
     ep_overlap_hidden=0.8,
@@ -37,6 +40,7 @@ PROFILE = Profile(
             "bf16 model weights; fp32 master in the optimizer (Megatron-Core distributed optimizer "
             "documentation: 6 + 12/d bytes per parameter with fp32 gradients)"
         ),
+        "attention_kernels": "Transformer Engine prefers cuDNN's fused attention on Hopper and later (from memory)",
         "vocab_multiple": "Megatron-LM argument make-vocab-size-divisible-by, default 128",
         "cached_wgrad_buffers": (
             "Transformer Engine with fused weight-gradient accumulation hands autograd one cached "
@@ -50,7 +54,8 @@ PROFILE = Profile(
         "context_bytes": "from memory: CUDA context with loaded kernels on H100, about 0.5 to 0.7 GiB",
         "nccl_bytes_per_group": "from memory: NCCL channel buffers of one communicator, about 0.1 GiB",
         "grad_buckets": "Megatron-LM: bucket size max(40,000,000, 1,000,000 x dp) elements",
-        "tp_beside_products_hidden": "fit: 27 single-node B200 rows of Megatron-LM 0.14, tp 2 to 8 (docs/accuracy.md)",
+        "tp_beside_dgrad_hidden": "Korthikanti et al. 2022, section 4.2.2: the repeated all-gather is overlapped",
+        "tp_in_step": "fit, with nothing hidden beside wgrad: 27 single-node B200 rows of Megatron-LM 0.14, tp 2 to 8",
         "tp_overlap_hidden": "from memory: Transformer Engine userbuffers hide most but not all of the gathers",
         "ep_overlap_hidden": "from memory: Megatron-Core batch-level overlap of expert exchanges",
         "step_overhead_s": "from memory: host work between steps, some milliseconds",

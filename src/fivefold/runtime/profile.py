@@ -20,6 +20,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         rank and shards master weights and optimizer states (ZeRO-1); "fully_sharded" keeps fp32 shards of
         parameters, gradients and states and gathers one block at a time (FSDP2).
     weight_bytes: resident bytes of one low-precision parameter; 0 where only fp32 shards are resident.
+    attention_kernels: flash-attention kernels in order of preference, as named in the GPU's compute curve; where it has
+        none of them its usual one runs.
     vocab_multiple: the vocabulary is padded to a multiple of this times tp; 1 means to a multiple of tp alone.
     fused_glu: the gate's activation and product are one kernel that saves only its two inputs.
     cached_wgrad_buffers: the runtime keeps one low-precision placeholder per distinct weight shape as the
@@ -34,8 +36,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     grad_buckets: parameters per gradient bucket (elements); the last bucket of a step cannot overlap.
     prefetch_blocks: blocks whose parameters are gathered ahead of use (fully_sharded).
     pipeline_exchange_blocks: non-interleaved pipeline transfers stall the sender until received.
-    tp_beside_products_hidden: share that is really hidden of the TP collectives which linear layers start beside a
-        matrix product in backward; the two compete for multiprocessors and memory.
+    tp_beside_dgrad_hidden, tp_beside_wgrad_hidden: share that is hidden of the TP collectives which linear layers start
+        beside the matrix product of the input's, of the weight's gradient.
+    tp_in_step: seconds of an exposed TP collective inside a training step over the same collective alone: ranks arrive
+        apart, and the collective competes with compute for multiprocessors and memory.
     tp_overlap_hidden: share of TP communication hidden where TP overlap is on.
     checkpoint_stops_early: recomputation of a whole block ends at the last tensor that backward needs, so that the
         block's last projection is not run again.
@@ -56,6 +60,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     optimizers: tuple[str, ...]
     precisions: tuple[str, ...]
     zero_stages: tuple[int, ...]
+    attention_kernels: tuple[str, ...]
     vocab_multiple: int
     fused_glu: bool
     cached_wgrad_buffers: bool
@@ -67,7 +72,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     fragmentation: float
     grad_buckets: int
     prefetch_blocks: int
-    tp_beside_products_hidden: float
+    tp_beside_dgrad_hidden: float
+    tp_beside_wgrad_hidden: float
+    tp_in_step: float
     tp_overlap_hidden: float
     checkpoint_stops_early: bool
     ep_overlap_hidden: float

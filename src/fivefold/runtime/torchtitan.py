@@ -13,6 +13,7 @@ PROFILE = Profile(
     optimizers=("adamw", "sgd", "adafactor", "muon", "adamw8bit"),
     precisions=("bf16", "fp8"),
     zero_stages=(2, 3),
+    attention_kernels=("fa2",),
     vocab_multiple=1,
     fused_glu=False,
     cached_wgrad_buffers=False,
@@ -24,7 +25,9 @@ PROFILE = Profile(
     fragmentation=0.06,
     grad_buckets=0,
     prefetch_blocks=1,
-    tp_beside_products_hidden=0.0,
+    tp_beside_dgrad_hidden=0.0,
+    tp_beside_wgrad_hidden=0.0,
+    tp_in_step=1.25,
     tp_overlap_hidden=0.6,
     checkpoint_stops_early=True,
     ep_overlap_hidden=0.0,
@@ -37,6 +40,7 @@ PROFILE = Profile(
             "PyTorch documentation, fully_shard with MixedPrecisionPolicy: parameters, gradients and states "
             "stay sharded in fp32, the gathered copy is bf16"
         ),
+        "attention_kernels": "PyTorch scaled_dot_product_attention ships FlashAttention-2 (from memory)",
         "fused_glu": (
             "torchtitan's FeedForward in eager mode: silu, product and projection save four tensors of the "
             "intermediate size"
@@ -48,7 +52,8 @@ PROFILE = Profile(
         "fragmentation": "from memory: reserved over allocated of eager FSDP2 runs",
         "context_bytes": "from memory: CUDA context with loaded kernels on H100, about 0.5 to 0.7 GiB",
         "nccl_bytes_per_group": "from memory: NCCL channel buffers of one communicator, about 0.1 GiB",
-        "tp_beside_products_hidden": "eager DTensor waits for each collective",
+        "tp_beside_dgrad_hidden": "eager DTensor waits for each collective",
+        "tp_in_step": "as megatron: the same links and library",
         "checkpoint_stops_early": "PyTorch documentation, torch.utils.checkpoint: non-reentrant, early stop by default",
         "tp_overlap_hidden": (
             "from memory: asynchronous TP needs torch.compile; gain as published by the torchtitan authors"

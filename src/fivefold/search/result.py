@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from fivefold.estimate.result import Estimate, envelope
+from fivefold.layout.workload import Workload
 
 Objective = Literal["tokens_per_s", "gpus", "memory", "time", "cost"]
 
@@ -82,6 +83,18 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     gpu_hours: float
     cost: float | None
+
+
+def budget_of(work: Workload, estimate: Estimate) -> Budget | None:
+    """Time and cost of `work.tokens` with one layout; None without a token budget or a step time."""
+    if work.tokens is None or estimate.step is None:
+        return None
+    seconds = work.tokens / estimate.step.tokens_per_s
+    gpu_seconds = work.tokens / estimate.step.tokens_per_s_per_gpu
+    hours = gpu_seconds / 3600
+    return Budget(
+        tokens=work.tokens, seconds=seconds, gpu_hours=hours, cost=None if work.price is None else hours * work.price
+    )
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

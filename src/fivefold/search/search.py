@@ -30,7 +30,7 @@ from fivefold.search.advice import (
     with_gpus,
 )
 from fivefold.search.explain import memory_limit, reasons
-from fivefold.search.result import Budget, Limit, Objective, Plan, Why
+from fivefold.search.result import Limit, Objective, Plan, Why, budget_of
 from fivefold.search.space import Space, checked_pins
 from fivefold.search.words import layout_words
 
@@ -187,7 +187,7 @@ def _answer(
         fastest=_fastest(plans),
         pareto=pareto,
         why=why,
-        budget=_budget(problem, plans),
+        budget=budget_of(problem.work, plans[0]) if plans else None,
         nearest=nearest,
         advice=advice,
         notes=batch_notes(problem, plans),
@@ -203,7 +203,9 @@ def _ranked(found: Found, objective: Objective) -> np.ndarray:
         return np.lexsort((found.seconds, found.reserved))
     by_time = np.arange(len(found.rows))
     tied = np.flatnonzero(found.seconds <= found.seconds[0] * (1 + found.problem.runtime.tie_spread))
-    simplest = tied[np.lexsort((found.seconds[tied], active_axes(found.columns, found.rows[tied])))[0]]
+    rows = found.rows[tied]
+    # Fewest axes; of those the fewest chunks, whose transfers the model takes to be free; then the fastest.
+    simplest = tied[np.lexsort((found.seconds[tied], found.columns.vpp[rows], active_axes(found.columns, rows)))[0]]
     return np.concatenate([[simplest], by_time[by_time != simplest]])
 
 
@@ -328,17 +330,6 @@ def _estimate(found: Found, runtime: str, row: int) -> Estimate:
 def _fastest(plans: list[Estimate]) -> int | None:
     times = [each.step.seconds.value if each.step else np.inf for each in plans]
     return int(np.argmin(times)) if times else None
-
-
-def _budget(problem: Problem, plans: list[Estimate]) -> Budget | None:
-    if problem.work.tokens is None or not plans or plans[0].step is None:
-        return None
-    seconds = problem.work.tokens / plans[0].step.tokens_per_s
-    hours = seconds / 3600 * problem.cluster.gpus
-    price = problem.work.price
-    return Budget(
-        tokens=problem.work.tokens, seconds=seconds, gpu_hours=hours, cost=None if price is None else hours * price
-    )
 
 
 def _check(objective: str, top: int, work: Workload) -> None:

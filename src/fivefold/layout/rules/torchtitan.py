@@ -253,9 +253,10 @@ TORCHTITAN: tuple[Rule, ...] = (
         field=None,
         values=lambda c, x: ["fp32"],
         runtimes=_ONLY,
-        holds=lambda c, x: x.work.grad_dtype == "fp32",
-        message="Gradients are reduced in fp32 only.",
-        source="torchtitan 0.2 configuration (mixed_precision_reduce), from memory",
+        # Plain FSDP takes any reduce_dtype; torchtitan's configuration offers fp32 alone.
+        holds=lambda c, x: x.work.grad_dtype == "fp32" or x.alias in ("fsdp", "fsdp2"),
+        message="torchtitan reduces gradients in fp32 only; name the runtime fsdp for a bf16 reduce_dtype.",
+        source="torchtitan 0.2 configuration (mixed_precision_reduce), from memory; PyTorch MixedPrecisionPolicy",
     ),
     Rule(
         id="fp8-dimensions",

@@ -1,0 +1,29 @@
+"""`fivefold gpus`."""
+
+from __future__ import annotations
+
+from fivefold.cli.flags import OutputFlags
+from fivefold.cli.output import console, write_json
+
+_NO_OUTPUT = OutputFlags()
+
+
+def gpus(*, output: OutputFlags = _NO_OUTPUT) -> int:
+    """The GPUs and systems of the catalogue: memory, dense peaks, links and where each number comes from.
+
+    A name from here goes to --gpu. Your own cluster is a TOML file for --cluster, which can start from one of these.
+
+    For example: fivefold gpus --json
+    """
+    from fivefold.cluster import aliases, clusters, load_cluster
+    from fivefold.estimate.result import envelope
+
+    systems = [load_cluster(name) for name in clusters()]
+    if output.json:
+        listed = [{**system.to_dict(), "name": name} for name, system in zip(clusters(), systems, strict=True)]
+        write_json({**envelope("gpus", {}), "gpus": listed, "aliases": aliases()})
+    else:
+        from fivefold.cli.render.catalogues import gpus_table
+
+        console(output).print(gpus_table(systems))
+    return 0

@@ -1,0 +1,93 @@
+"""The entry point: the list of commands, and what becomes of anything that goes wrong in one.
+
+Exit codes: 0 done; 1 a valid question whose answer is no; 2 bad input; 70 a bug of fivefold's; 130 interrupted;
+141 the reader of a pipe went away.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from fivefold import __version__
+from fivefold.cli import failures
+from fivefold.errors import FivefoldError
+
+# Name, module and function, one line for the list. A new command is one file and one row here.
+COMMANDS = (
+    ("plan", "plan:plan", "Search all layouts, and say why the best one is best."),
+    ("estimate", "estimate:estimate", "Price one layout: memory, step time, traffic, broken rules."),
+    ("compare", "compare:compare", "Where two layouts differ, by owner of seconds and bytes."),
+    ("explain", "explain:app", "Axes, rules, limits and assumptions in words."),
+    ("models", "models:models", "The models of the catalogue."),
+    ("gpus", "gpus:gpus", "The GPUs and systems of the catalogue."),
+    ("validate", "validate:validate", "Predictions beside published measurements."),
+)
+
+_EPILOGUE = """\
+fivefold plan llama-3-8b --gpus 8
+
+fivefold estimate llama-3-70b --gpus 64 --tp 4 --pp 4 --cp 2 --gbs 512
+
+Every command takes --json and --help. Exit codes: 0 done, 1 the answer is no
+(nothing fits, a rule is broken), 2 bad input, 70 a bug in fivefold, 130 interrupted."""
+
+
+def build_app(called: str | None = None) -> App:
+    """The application; command modules are imported when they are called. called: the command whose own help, longer
+    than its line in the list, may be asked for."""
+    app = App(
+        name="fivefold",
+        help="Plan the parallel training of large Transformers: which layout, how fast, how much memory, and why.",
+        help_epilogue=_EPILOGUE,
+        help_format="plaintext",
+        version=f"fivefold {__version__}",
+        result_action="return_value",
+    )
+    for name, place, line in COMMANDS:
+        own = {} if name == "explain" else {"help_epilogue": ""}
+        app.command(f"fivefold.cli.commands.{place}", name=name, help=None if name == called else line, **own)
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (by default the process's own) and return its exit code. Never raises an Exception."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    options = words[: words.index("--")] if "--" in words else words
+    try:
+        return _run(words, as_json="--json" in options)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return failures.INTERRUPTED
+    except BrokenPipeError:
+        _forget_stdout()
+        return failures.BROKEN_PIPE
+
+
+def _run(words: list[str], *, as_json: bool) -> int:
+    try:
+        code = build_app(words[0] if words else None)(words, exit_on_error=False, print_error=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else failures.DONE
+    except CycloptsError as error:
+        failures.report(failures.from_parser(error), as_json=as_json, argv=words)
+        return failures.BAD_INPUT
+    except FivefoldError as error:
+        failures.report(error, as_json=as_json, argv=words)
+        return failures.BAD_INPUT
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        failures.report(failures.internal(error), as_json=as_json, argv=words)
+        return failures.INTERNAL_ERROR
+
+
+def _forget_stdout() -> None:
+    """Keeps the interpreter from flushing into the closed pipe when it exits."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # standard output is not a file, as in tests
+        return

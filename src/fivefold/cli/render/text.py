@@ -1,0 +1,106 @@
+"""Numbers and small pieces in the words that every view uses."""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+Side = Literal["<", ">"]
+_JUSTIFY: dict[Side, Literal["left", "right"]] = {"<": "left", ">": "right"}
+_SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
+# One colour per owner of the step and of memory, the same in every view.
+OWNER_STYLES = {
+    "compute": "green",
+    "recompute": "yellow",
+    "tp": "blue",
+    "cp": "cyan",
+    "ep": "magenta",
+    "pp": "bright_blue",
+    "dp": "bright_cyan",
+    "bubble": "red",
+    "optimizer": "bright_magenta",
+    "other": "bright_black",
+}
+
+
+def count(value: float) -> str:
+    """8.03B, 671B, 1.4T."""
+    for scale, letter in _SCALES:
+        if abs(value) >= scale:
+            return f"{value / scale:.3g}{letter}" if abs(value) < 999.5 * scale else f"{value / scale:,.0f}{letter}"
+    return f"{value:g}"
+
+
+def giga(value: float) -> str:
+    """Bytes or bytes per second in GB, three digits."""
+    return f"{value / 1e9:,.3g}" if abs(value) < 999.5e9 else f"{value / 1e9:,.0f}"
+
+
+def gigabytes(value: float) -> str:
+    """Bytes in GB with one digit, enough to compare with a GPU's memory."""
+    return f"{value / 1e9:,.1f}"
+
+
+def seconds(value: float) -> str:
+    """Seconds in the unit a person would use, three digits."""
+    size = abs(value)
+    if size >= 2 * 86400:
+        return f"{value / 86400:,.3g} days"
+    if size >= 2 * 3600:
+        return f"{value / 3600:.3g} h"
+    if size >= 1:
+        return f"{value:,.3g} s" if size < 999.5 else f"{value:,.0f} s"
+    return f"{value * 1e3:.3g} ms" if size >= 1e-3 or size == 0 else f"{value * 1e6:.3g} us"
+
+
+def percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def plain_table(*heads: tuple[str, Side], title: str | None = None) -> Table:
+    """A table with one rule under its heads, and no other lines."""
+    table = Table(
+        box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", header_style="bold", pad_edge=False
+    )
+    for name, side in heads:
+        table.add_column(name, justify=_JUSTIFY[side], overflow="fold")
+    return table
+
+
+def heading(text: str, note: str = "") -> Text:
+    """A section's name, and beside it what it is about."""
+    line = Text(f"\n{text}", style="bold")
+    if note:
+        line.append(f"  {note}", style="not bold dim")
+    return line
+
+
+def bar(share: float, width: int, style: str) -> Text:
+    """A horizontal bar of up to `width` cells, in eighths where the output can hold them."""
+    share = min(max(share, 0.0), 1.0)
+    if not _has_blocks():
+        return Text("#" * round(share * width), style=style)
+    eighths = round(share * width * 8)
+    full, rest = divmod(eighths, 8)
+    return Text("█" * full + ("▏▎▍▌▋▊▉"[rest - 1] if rest else ""), style=style)
+
+
+def _has_blocks() -> bool:
+    return (getattr(sys.stdout, "encoding", None) or "ascii").lower().startswith("utf")
+
+
+__all__ = [
+    "OWNER_STYLES",
+    "bar",
+    "count",
+    "giga",
+    "gigabytes",
+    "heading",
+    "percent",
+    "plain_table",
+    "seconds",
+]

@@ -1,0 +1,141 @@
+"""The reader of measured runs: every column read, blanks None, mistakes located, hostile files refused."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fivefold.errors import FivefoldError
+from fivefold.measure import Run, read_runs, shipped_runs
+
+
+def _write(tmp_path, text, name="runs.csv"):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_the_shipped_table_has_three_sources_and_no_prose():
+    table = shipped_runs()
+    count: dict[str, int] = {}
+    for run in table.runs:
+        count[run.group] = count.get(run.group, 0) + 1
+    assert count == {"simumax": 27, "llmfoundry": 139, "nanotron": 14}
+    assert table.unused_columns == ()
+    assert all(run.source and run.measured_s for run in table.runs)
+
+
+def test_a_row_reads_as_published():
+    run = next(run for run in shipped_runs().runs if run.id == "simumax-0001")
+    assert (run.layers, run.hidden, run.ffn, run.heads, run.kv_heads, run.vocab) == (12, 8192, 28672, 64, 8, 128256)
+    assert (run.tp, run.pp, run.dp, run.mbs, run.gbs, run.sp) == (1, 2, 4, 1, 16, 0)
+    assert run.measured_s == 0.843
+    assert run.measured_bytes == int(66.55 * 2**30)  # GiB where allocated
+    assert run.tied_embeddings is None  # blank: not stated
+    assert run.max_allocated_mib is not None
+    assert max(int(n) for n in run.max_allocated_mib.split("/")) / 1024 == pytest.approx(66.55, abs=0.01)
+
+
+def test_the_step_time_is_published_or_follows_from_throughput():
+    base = {"id": "a-1", "gbs": 8, "seq": 1000, "gpus": 4, "tokens_per_s_per_gpu": 500.0}
+    assert Run(**base).measured_s == pytest.approx(8 * 1000 / (500 * 4))
+    assert Run(**base, d_step_time_s=3.0).measured_s == 3.0
+    assert Run(**base, d_step_time_s=3.0, step_time_s=2.0).measured_s == 2.0
+    assert Run(id="a-1").measured_s is None
+
+
+def test_memory_is_binary_only_where_it_says_so():
+    assert Run(id="a-1", peak_mem_gb=2.0, mem_kind="unknown").measured_bytes == 2_000_000_000
+    assert Run(id="a-1", peak_mem_gb=2.0, mem_kind="allocated").measured_bytes == 2 << 30
+    assert Run(id="a-1", peak_mem_gb=2.0, mem_kind="reserved", peak_mem_kind="Memory(GiB)").measured_bytes == 2 << 30
+    assert Run(id="a-1").measured_bytes is None
+
+
+def test_other_columns_are_counted_as_unused(tmp_path):
+    table = read_runs(_write(tmp_path, "id,notes,tp\nx-1,hello,2\n\nx-2,,\n"))
+    assert table.unused_columns == ("notes",)
+    assert [(run.id, run.tp) for run in table.runs] == [("x-1", 2), ("x-2", None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "problem"),
+    [
+        ("id,tp\na-1,two\n", "line 2, column tp", "finite number"),
+        ("id,tp\na-1,2.5\n", "line 2, column tp", "whole number"),
+        ("id,tp\na-1,0\n", "line 2, column tp", "above 0"),
+        ("id,tp\na-1,-3\n", "line 2, column tp", "above 0"),
+        ("id,zero\na-1,-1\n", "line 2, column zero", "0 or more"),
+        ("id,sp\na-1,2\n", "line 2, column sp", "0 or 1"),
+        ("id,step_time_s\na-1,nan\n", "line 2, column step_time_s", "finite"),
+        ("id,step_time_s\na-1,1e400\n", "line 2, column step_time_s", "finite"),
+        ("id,gbs\na-1,1e30\n", "line 2, column gbs", "finite"),
+        ("id,mem_kind\na-1,guessed\n", "line 2, column mem_kind", "use one of allocated"),
+        ("id,tp\na-1,1\na-1,2\n", "line 3, column id", "already"),
+        ("id,tp\n,1\n", "line 2, column id", "blank"),
+        ("id,tp\na-1\n", "line 2", "cells"),
+        ("name,tp\na-1,1\n", "line 1", "no column id"),
+        ("id,tp,tp\na-1,1,2\n", "line 1", "twice"),
+        ('id,model\na-1,"open\n', "line 2", "quoting"),
+        ("", "line 1", "no column id"),
+        (b"id,model\na-1,\xff\n", "line 2", "UTF-8"),
+        (f"id,model\na-1,{'x' * 30_000}\n", "column model", "characters"),
+        (f"id,model\na-1,{'x' * 200_000}\n", "line 2", "quoting"),
+    ],
+)
+def test_mistakes_are_located(tmp_path, text, where, problem):
+    with pytest.raises(FivefoldError) as caught:
+        read_runs(_write(tmp_path, text))
+    assert where in caught.value.message
+    assert problem in caught.value.message
+    assert caught.value.code == "bad-measured-runs"
+    assert len(caught.value.message) < 1000
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    for path in (tmp_path / "missing.csv", tmp_path, "a\0b"):
+        with pytest.raises(FivefoldError, match="To go on"):
+            read_runs(path)
+
+
+def test_a_huge_file_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("fivefold.measure.runs.MAX_FILE_BYTES", 100)
+    with pytest.raises(FivefoldError, match="larger than"):
+        read_runs(_write(tmp_path, "id\n" + "a-1\n" * 100))
+    monkeypatch.undo()
+    monkeypatch.setattr("fivefold.measure.runs.MAX_ROWS", 3)
+    with pytest.raises(FivefoldError, match="more than 3 rows"):
+        read_runs(_write(tmp_path, "id\n" + "".join(f"a-{n}\n" for n in range(4))))
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300))
+def test_any_bytes_are_read_or_refused(tmp_path_factory, raw):
+    path = tmp_path_factory.mktemp("fuzz") / "runs.csv"
+    path.write_bytes(b"id,tp,model,mem_kind\n" + raw)
+    try:
+        table = read_runs(path)
+    except FivefoldError:
+        return
+    assert all(run.id for run in table.runs)
+
+
+_TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Z")), min_size=1, max_size=20)
+
+
+@given(
+    st.lists(
+        st.tuples(_TEXT, st.none() | st.integers(1, 4096), st.none() | _TEXT), max_size=8, unique_by=lambda r: r[0]
+    )
+)
+def test_what_is_written_is_read_back(tmp_path_factory, rows):
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["id", "tp", "model"])
+    writer.writerows([[name, "" if tp is None else tp, model or ""] for name, tp, model in rows])
+    path = tmp_path_factory.mktemp("round") / "runs.csv"
+    path.write_text(stream.getvalue(), encoding="utf-8")
+    assert [(run.id, run.tp, run.model) for run in read_runs(path).runs] == rows

@@ -1,0 +1,158 @@
+"""Validation: the contract's object, its statistics against scipy, and its rows against the runs themselves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fivefold.errors import FivefoldError
+from fivefold.measure import RunTable, shipped_runs, validate
+from fivefold.measure.validate import errors, spearman, within_spread
+
+stats = pytest.importorskip("scipy.stats")
+RUNS = {run.id: run for run in shipped_runs().runs}
+
+
+@pytest.fixture(scope="module")
+def report():
+    return validate()
+
+
+def test_the_json_is_the_contracts(report):
+    out = json.loads(json.dumps(report.to_dict()))
+    assert (out["schema"], out["kind"]) == ("fivefold/1", "validate")
+    assert {"version", "inputs", "rows_total", "rows_used", "skipped", "by_source", "rows"} <= set(out)
+    for group in out["by_source"]:
+        assert {"source", "gpu", "runtime", "n", "time", "memory", "spearman", "coverage80"} <= set(group)
+        assert {"median_ape", "p90_ape", "bias"} <= set(group["time"])
+        assert {"median_ape", "p90_ape", "bias"} <= set(group["memory"])
+    for row in out["rows"]:
+        assert {
+            "id", "predicted_s", "low_s", "high_s", "measured_s", "error", "predicted_bytes", "measured_bytes",
+            "memory_kind", "assumed", "recompute_stated",
+        } <= set(row)  # fmt: skip
+
+
+def test_every_row_is_used_or_skipped_with_a_reason(report):
+    assert report.rows_total == len(RUNS)
+    assert report.rows_used == len(report.rows)
+    assert report.rows_total == report.rows_used + len(report.skipped)
+    assert sorted([row.id for row in report.rows] + [row.id for row in report.skipped]) == sorted(RUNS)
+    assert all(row.reason for row in report.skipped)
+    assert sum(group.n for group in report.by_source) == report.rows_used
+
+
+def test_rows_compare_what_was_measured(report):
+    for row in report.rows:
+        run = RUNS[row.id]
+        assert row.low_s <= row.predicted_s <= row.high_s
+        assert row.measured_s == run.measured_s
+        assert row.error == pytest.approx(row.predicted_s / run.measured_s - 1)
+        assert row.measured_bytes == run.measured_bytes
+        assert (row.memory_kind is None) == (run.measured_bytes is None)
+        assert row.recompute_stated == (run.recompute_kind != "unknown")
+
+
+def test_statistics_are_those_of_the_rows(report):
+    for group in report.by_source:
+        own = [r for r in report.rows if r.id.startswith(f"{group.source}-")]
+        if len(own) != group.n:
+            continue  # a source on two GPUs is two groups
+        relative = np.array([row.error for row in own])
+        assert group.time.n == len(own)
+        assert group.time.median_ape == pytest.approx(np.median(np.abs(relative)))
+        assert group.time.bias == pytest.approx(np.mean(relative))
+        inside = [row.low_s <= row.measured_s <= row.high_s for row in own]
+        assert group.coverage80 == pytest.approx(np.mean(inside))
+
+
+def test_simumax_memory_is_close_on_every_row(report):
+    """Allocator peaks of published Megatron-LM runs, which the runtime's constants were checked against."""
+    off = {row.id: row.memory_error for row in report.rows if row.id.startswith("simumax")}
+    assert max(abs(value) for value in off.values() if value is not None) < 0.03
+
+
+def test_memory_kinds_pick_their_numbers():
+    base = RUNS["simumax-0001"]
+    kinds = ("allocated", "reserved", "nvidia-smi")
+    rows = [msgspec.structs.replace(base, id=f"x-{at}", mem_kind=kind) for at, kind in enumerate(kinds)]
+    peak, reserved, device = (row.predicted_bytes for row in validate(rows).rows)
+    assert peak < reserved < device
+    last = msgspec.structs.replace(base, peak_mem_kind="max_memory_allocated of the last rank")
+    assert validate([last]).rows[0].predicted_bytes < peak  # the last pipeline rank holds fewer micro-batches
+
+
+def test_a_layout_that_breaks_a_rule_is_skipped():
+    odd = msgspec.structs.replace(RUNS["simumax-0001"], layers=13)
+    report = validate([odd])
+    assert report.rows_used == 0
+    assert "rule megatron-layers-pp" in report.skipped[0].reason
+
+
+def test_a_row_without_a_measurement_is_skipped():
+    blank = msgspec.structs.replace(RUNS["simumax-0001"], step_time_s=None, d_step_time_s=None, peak_mem_gb=None)
+    assert "neither" in validate([blank]).skipped[0].reason
+
+
+def test_memory_alone_is_enough():
+    only = msgspec.structs.replace(RUNS["simumax-0001"], step_time_s=None, d_step_time_s=None)
+    report = validate([only])
+    assert report.rows[0].error is None
+    assert report.by_source[0].time.median_ape is None
+    assert report.by_source[0].coverage80 is None
+    assert report.by_source[0].memory.n == 1
+
+
+def test_sources_and_runtime_are_chosen():
+    assert {row.id.split("-")[0] for row in validate(sources=["nanotron"]).rows} == {"nanotron"}
+    with pytest.raises(FivefoldError) as caught:
+        validate(sources=["nanotrn"])
+    assert "nanotron" in caught.value.legal
+    other = validate([RUNS["llmfoundry-0096"]], runtime="fsdp")
+    assert other.by_source[0].runtime == "torchtitan"
+    with pytest.raises(FivefoldError, match="Unknown runtime"):
+        validate([RUNS["simumax-0001"]], runtime="nosuch")
+
+
+def test_no_rows_is_an_answer():
+    report = validate(RunTable(runs=(), where="empty"))
+    assert (report.rows_total, report.rows_used, report.by_source) == (0, 0, ())
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=3, max_size=30))
+def test_rank_correlation_is_scipys(pairs):
+    a, b = np.array(pairs, dtype=float).T
+    found = spearman(a, b)
+    if len(set(a)) == 1 or len(set(b)) == 1:
+        assert found is None
+    else:
+        assert found == pytest.approx(stats.spearmanr(a, b).statistic, abs=1e-12)
+
+
+@given(st.lists(st.floats(-0.9, 5), min_size=1, max_size=50))
+def test_errors_keep_their_order(values):
+    found = errors([*values, None])
+    assert found.n == len(values)
+    assert found.median_ape is not None
+    assert found.p90_ape is not None
+    assert found.bias is not None
+    assert 0 <= found.median_ape <= found.p90_ape + 1e-12
+    assert abs(found.bias) <= max(map(abs, values)) + 1e-12
+
+
+def test_spread_within_models_ignores_their_level():
+    logs = np.array([0.1, 0.3, -5.0, -4.8, 7.0])
+    assert within_spread(logs, ["a", "a", "b", "b", "c"]) == pytest.approx((0.04 / 2) ** 0.5)
+    assert within_spread(logs, list("abcde")) is None
+
+
+def test_importing_the_room_needs_no_torch():
+    code = "import sys, fivefold.measure; sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
