@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from math import lcm
 from typing import Any, get_args
 
 from msgspec.structs import replace
 
 from fivefold.cli.flags import ClusterFlags, LayoutFlags, ModelFlags, RuntimeFlags, WorkFlags
-from fivefold.cli.values import option_of, pins_of, positive, whole, word
+from fivefold.cli.values import layout_text, option_of, pins_of, positive, whole, word
 from fivefold.cluster import Cluster, load_cluster
 from fivefold.errors import FivefoldError
 from fivefold.estimate.planfile import SavedPlan, load_plan
@@ -31,13 +32,13 @@ _BATCH_TOLERANCE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a command is asked. layout: of the plan file, if one was given. defaults: flag to what was taken and why."""
+    """What a command is asked. layout: the one to price; all defaults in a search. defaults: flag to what was taken."""
 
     model: ModelSpec
     cluster: Cluster
     work: Workload
     runtime: str
-    layout: Layout | None = None
+    layout: Layout = Layout()
     ramp: RampUp | None = None
     defaults: dict[str, str] = field(default_factory=dict)
 
@@ -73,11 +74,56 @@ def estimate_question(
     saved = load_plan(model) if is_plan_file(model) else None
     chosen = one_layout(layout, saved.layout if saved else Layout())
     question = _question(model, saved, model_flags, cluster, work, runtime, batch_unit=chosen)
-    return replace_layout(question, chosen)
+    return dataclasses.replace(question, layout=chosen)
 
 
-def replace_layout(question: Question, layout: Layout) -> Question:
-    return dataclasses.replace(question, layout=layout)
+def comparison_questions(
+    models: tuple[str, str | None],
+    layouts: tuple[str | None, str | None],
+    model_flags: ModelFlags,
+    cluster: ClusterFlags,
+    work: WorkFlags,
+    runtime: RuntimeFlags,
+    layout: LayoutFlags,
+) -> tuple[Question, Question]:
+    """Both sides' questions: the common flags, and each side's own layout text over them."""
+    first, second = models[0], models[1] or models[0]
+    if work.ramp is not None:
+        raise FivefoldError(
+            "compare prices one step, which a ramp-up does not change. Leave out --ramp.",
+            code="not-here",
+            option="--ramp",
+            value=work.ramp[:60],
+        )
+    if first == second and layouts == (None, None):
+        raise FivefoldError(
+            "Both sides are the same. Name a second plan file, or two layouts, for example --a tp=4,pp=4 --b tp=8.",
+            code="missing-option",
+            option="--b",
+        )
+    sides = []
+    for model, option, text in ((first, "--a", layouts[0]), (second, "--b", layouts[1])):
+        question = estimate_question(model, model_flags, cluster, work, runtime, layout)
+        if text is not None:
+            own = one_layout(layout_text(option, text), question.layout)
+            question = dataclasses.replace(question, layout=own)
+        sides.append(question)
+    return _same_batch(sides[0], sides[1])
+
+
+def _same_batch(a: Question, b: Question) -> tuple[Question, Question]:
+    """Default batches follow the layout; two of them have to be one to be compared: the least common multiple."""
+    if "--global-batch" not in a.defaults or "--global-batch" not in b.defaults or a.work.seq_len != b.work.seq_len:
+        return a, b
+    units = [_layout_unit(each.layout, each.cluster.gpus) for each in (a, b)]
+    batch = _round_up(DEFAULT_TOKENS_PER_BATCH // a.work.seq_len, lcm(*units))
+    taken = f"{batch} sequences, which both layouts divide"
+    return tuple(  # type: ignore[return-value]
+        dataclasses.replace(
+            each, work=replace(each.work, global_batch=batch), defaults={**each.defaults, "--global-batch": taken}
+        )
+        for each in (a, b)
+    )
 
 
 def one_layout(flags: LayoutFlags, base: Layout) -> Layout:
@@ -271,9 +317,13 @@ def _global_batch(
         return base.global_batch
     wanted = max(DEFAULT_TOKENS_PER_BATCH // seq, 1)
     unit = unit or _searched_unit(gpus, wanted)
-    batch = -(-wanted // unit) * unit
+    batch = _round_up(wanted, unit)
     defaults["--global-batch"] = f"{batch} sequences, {batch * seq / 1e6:.1f}M tokens, a multiple of {unit}"
     return batch
+
+
+def _round_up(value: int, unit: int) -> int:
+    return max(-(-value // unit), 1) * unit
 
 
 def _layout_unit(layout: Layout, gpus: int) -> int:
@@ -304,4 +354,4 @@ def _batch_of_tokens(tokens: int, seq: int, gpus: int, unit: int | None, default
     return batch
 
 
-__all__ = ["Question", "estimate_question", "is_plan_file", "one_layout", "plan_question", "replace_layout"]
+__all__ = ["Question", "comparison_questions", "estimate_question", "is_plan_file", "one_layout", "plan_question"]

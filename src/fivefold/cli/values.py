@@ -62,6 +62,19 @@ def positive(option: str, value: float | None) -> float | None:
     return value
 
 
+def fraction(option: str, value: float) -> float:
+    """A number above 0 and up to 1."""
+    if not 0 < value <= 1:
+        raise FivefoldError(
+            f"{option} {value} is not possible: it is a share, above 0 and up to 1, as in {option} 0.4.",
+            code="bad-value",
+            option=option,
+            value=str(value),
+            legal="above 0, up to 1",
+        )
+    return value
+
+
 def whole(option: str, text: str) -> int:
     """A whole number of 1 or more; 8K is refused, since it could be 8,000 or 8,192."""
     digits = text.replace("_", "").replace(",", "")
@@ -126,7 +139,7 @@ def layout_text(option: str, text: str) -> LayoutFlags:
 
 
 def _integers(option: str, text: str) -> tuple[int, ...]:
-    return tuple(_integer(option, part) for part in _parts(option, text))
+    return tuple(_integer(option, part) for part in names(option, text))
 
 
 def _integer(option: str, text: str) -> int:
@@ -144,7 +157,7 @@ def _integer(option: str, text: str) -> int:
 
 def _layer_counts(option: str, text: str) -> tuple[int | None, ...]:
     """Counts of blocks, or `all`."""
-    return tuple(None if part == "all" else _count(option, part) for part in _parts(option, text))
+    return tuple(None if part == "all" else _count(option, part) for part in names(option, text))
 
 
 def _count(option: str, text: str) -> int:
@@ -161,20 +174,17 @@ def _count(option: str, text: str) -> int:
 
 
 def _counts(option: str, text: str) -> tuple[int, ...]:
-    return tuple(_count(option, part) for part in _parts(option, text))
-
-
-def _words(option: str, text: str) -> tuple[str, ...]:
-    return _parts(option, text)
+    return tuple(_count(option, part) for part in names(option, text))
 
 
 def _modules(option: str, text: str) -> tuple[tuple[str, ...], ...]:
     """layernorm,mlp/moe is two alternatives, the first with two modules."""
-    alternatives = [_parts(option, part) for part in text.split("/")]
+    alternatives = [names(option, part) for part in text.split("/")]
     return tuple(tuple(word(option, name, RECOMPUTE_MODULES) for name in names) for names in alternatives)
 
 
-def _parts(option: str, text: str) -> tuple[str, ...]:
+def names(option: str, text: str) -> tuple[str, ...]:
+    """The words between commas, each once."""
     parts = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     if not all(parts) or len(parts) > MAX_VALUES:
         raise FivefoldError(
@@ -198,7 +208,7 @@ def _given(option: str, value: bool) -> tuple[bool]:
 _READERS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(_INTEGERS, _integers),
     **dict.fromkeys(_STAGES, _counts),
-    **dict.fromkeys(_WORDS, _words),
+    **dict.fromkeys(_WORDS, names),
     "recompute_modules": _modules,
     "recompute_layers": _layer_counts,
     **dict.fromkeys(_SWITCHES, _given),

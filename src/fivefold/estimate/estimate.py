@@ -157,7 +157,7 @@ class _Detail:
         self.kind = RECOMPUTE_KINDS[int(self.columns.recompute_kind[0])]
         self.micro_batches = int(self.columns.num_micro_batches[0])
         forward, backward = self.kernel.pass_seconds(_ONE)
-        self.slowest = int((forward + backward)[0].argmax())
+        self.slowest = int((forward + backward)[0, : int(columns.pp[0])].argmax())
         self.memory = self._memory()
         self.recompute_flops_per_token = self._recompute_flops_per_token()
         self.step = self._step()
@@ -172,15 +172,16 @@ class _Detail:
     def _memory(self) -> Memory:
         kernel = self.kernel
         parts = {name: np.floor(value[0]).astype(np.int64) for name, value in kernel.rank_memory(_ONE).items()}
-        held = kernel.table.held[0]
+        total = np.sum([*parts.values()], axis=0)
+        entries = [self._peak_entry(rank, total) for rank in range(int(self.columns.pp[0]))]
         stages = tuple(
             StageMemory(
                 stage=rank,
-                peak_bytes=int(sum(part[rank] for part in parts.values())),
-                in_flight=float(held[rank]),
-                breakdown={name: int(part[rank]) for name, part in parts.items()},
+                peak_bytes=int(total[entry]),
+                in_flight=float(kernel.table.held[0, entry]),
+                breakdown={name: int(part[entry]) for name, part in parts.items()},
             )
-            for rank in range(int(self.columns.pp[0]))
+            for rank, entry in enumerate(entries)
         )
         worst = max(stages, key=lambda stage: stage.peak_bytes)
         timeline = self._timeline(worst)
@@ -191,11 +192,16 @@ class _Detail:
             capacity_bytes=self.problem.cluster.gpu.memory_bytes,
             peak_stage=worst.stage,
             peak_phase=peak_phase.phase,
-            largest=self._largest(worst),
+            largest=self._largest(worst, entries[worst.stage]),
             stages=stages,
             timeline=timeline,
             outside_allocator={name: int(value[0]) for name, value in kernel.outside_allocator(_ONE).items()},
         )
+
+    def _peak_entry(self, rank: int, total: np.ndarray) -> int:
+        """The plan table's entry of a rank with its largest peak: it has several where its chunks differ."""
+        mine = np.flatnonzero((self.kernel.table.rank[0] == rank) & self.kernel.table.exists[0])
+        return int(mine[total[mine].argmax()])
 
     def _timeline(self, steady: StageMemory) -> tuple[Phase, ...]:
         """Initialisation allocates weights, master and whole gradient buffers; the first step runs before the
@@ -214,9 +220,9 @@ class _Detail:
             Phase(phase="steady_state", bytes=dict(peak)),
         )
 
-    def _largest(self, worst: StageMemory) -> tuple[Tensor, ...]:
+    def _largest(self, worst: StageMemory, entry: int) -> tuple[Tensor, ...]:
         """The largest kinds of tensors on the peak rank, from the ledgers' rows."""
-        plain, again = self._count("held_plain", worst.stage), self._count("held_again", worst.stage)
+        plain, again = self._count("held_plain", entry), self._count("held_again", entry)
         names = piece_names(self.problem.model)
         static = ("weights", "gradients", "master", "optimizer", "gathered")
         found = {name: float(worst.breakdown[name]) for name in static}
@@ -293,7 +299,7 @@ class _Detail:
         if self.kind == "none":
             return 0.0
         c, kernel = self.columns, self.kernel
-        again = kernel.table.again[0].sum(axis=0)
+        again = kernel.table.again[0, : int(c.pp[0])].sum(axis=0)
         bits = np.flatnonzero(module_bits(c.recompute_kind, c.recompute_modules)[:, 0])
         per_rank = sum(
             float(again[index] * (cost.flops[0] if self.kind == "full" else cost.module_flops[bits, 0].sum()))

@@ -15,7 +15,7 @@ import numpy as np
 from fivefold.layout.columns import ALL_LAYERS
 from fivefold.layout.stages import Policy, blocks_per_stage
 from fivefold.model.spec import ModelSpec
-from fivefold.schedule import in_flight_by_chunk
+from fivefold.schedule import in_flight_by_chunk, in_flight_moments
 
 Runs = tuple[tuple[int, int], ...]
 ITEMS = ("embedding", "head", "mtp")
@@ -55,7 +55,7 @@ def partition(
 ) -> Partition:
     """The partition of a model's runs of (kind index, count).
 
-    recompute_layers: blocks recomputed per pipeline rank, in order; -1 all, 0 none. first, last: blocks on the first
+    recompute_layers: blocks recomputed per pipeline rank, shared by its chunks; -1 all, 0 none. first, last: blocks on the first
     and last rank, 0 for even. account_for_*: whether embedding and head take a block's place. Pieces are the kinds in
     index order, then embedding, head, MTP.
     """
@@ -64,7 +64,7 @@ def partition(
         layers, pp, vpp, first or None, last or None, policy, account_for_embedding, account_for_loss
     )
     pieces = _pieces(runs, mtp, np.array(per_stage))
-    again = _recomputed(runs, pieces, pp, vpp, recompute_layers)
+    again = _recomputed(runs, pieces, vpp, recompute_layers)
     plain = pieces - again
     width = pieces.shape[1]
     unique, of_stage = np.unique(np.concatenate([plain, again], axis=1), axis=0, return_inverse=True)
@@ -102,28 +102,31 @@ class PlanTable:
 
 
 def plan_table(plans: list[tuple[Partition, str, int]], *, every_rank: bool = False) -> PlanTable:
-    """The table of (partition, schedule, micro-batches) plans: one representative per class, or every rank."""
-    ranks = [tuple(range(part.pp)) if every_rank else part.ranks for part, _, _ in plans]
-    n, c, p = len(plans), max(len(rank) for rank in ranks), plans[0][0].plain.shape[1]
+    """The table of (partition, schedule, micro-batches) plans: one representative per class, or every rank.
+
+    A rank whose chunks differ has one more entry, after all ranks, for each further mix of chunks that it holds at a
+    peak moment; its peak is the largest of its entries.
+    """
+    entries = [_entries(part, schedule, m, every_rank) for part, schedule, m in plans]
+    n, c, p = len(plans), max(len(rank) for rank, _ in entries), plans[0][0].plain.shape[1]
     wide = np.zeros((8, n, c, p))
     facts = np.zeros((5, n, c))
-    for i, (part, schedule, m) in enumerate(plans):
-        at = np.array(ranks[i])
-        in_flight = in_flight_by_chunk(schedule, part.pp, m, part.vpp)[at].T[:, :, None]  # [vpp, ranks, 1]
+    for i, (part, _, _) in enumerate(plans):
+        at, in_flight = entries[i]
         plain = part.plain.reshape(part.vpp, part.pp, p)
         again = part.again.reshape(part.vpp, part.pp, p)
         ours, ours_again = plain[:, at], again[:, at]
         k = len(at)
         wide[0, i, :k] = (ours + ours_again).sum(axis=0)
         wide[1, i, :k] = ours_again.sum(axis=0)
-        wide[2, i, :k] = (ours * in_flight).sum(axis=0)
-        wide[3, i, :k] = (ours_again * in_flight).sum(axis=0)
+        wide[2, i, :k] = (ours * in_flight.T[:, :, None]).sum(axis=0)
+        wide[3, i, :k] = (ours_again * in_flight.T[:, :, None]).sum(axis=0)
         wide[4, i, :k] = ours[0]
         wide[5, i, :k] = ours_again[0]
         wide[6, i, :k] = (np.cumsum(plain[0] + again[0], axis=0) - plain[0] - again[0])[at]
         wide[7, i, :k] = (np.cumsum(again[0], axis=0) - again[0])[at]
         facts[0, i, :k] = at
-        facts[1, i, :k] = in_flight[:, :, 0].sum(axis=0) / part.vpp
+        facts[1, i, :k] = in_flight.sum(axis=1) / part.vpp
         facts[2, i, :k] = at == 0
         facts[3, i, :k] = at == part.pp - 1
         facts[4, i, :k] = 1
@@ -135,6 +138,38 @@ def plan_table(plans: list[tuple[Partition, str, int]], *, every_rank: bool = Fa
         last=facts[3] > 0,
         exists=facts[4] > 0,
     )
+
+
+def _entries(part: Partition, schedule: str, m: int, every_rank: bool) -> tuple[np.ndarray, np.ndarray]:
+    """(rank of each entry, its micro-batches in flight by chunk [entries, vpp]), one entry per rank first."""
+    ranks = np.arange(part.pp) if every_rank else np.array(part.ranks)
+    held = in_flight_by_chunk(schedule, part.pp, m, part.vpp)[ranks].copy()
+    blocks = part.plain.shape[1] - len(ITEMS)
+    content = np.concatenate([part.plain[:, :blocks], part.again[:, :blocks]], axis=1)
+    content = content.reshape(part.vpp, part.pp, -1)[:, ranks]
+    uneven = (content != content[:1]).any(axis=(0, 2))
+    if not uneven.any():
+        return ranks, held
+    moments = in_flight_moments(schedule, part.pp, m, part.vpp)
+    extra_ranks: list[int] = []
+    extra_held: list[np.ndarray] = []
+    for i in np.flatnonzero(uneven).tolist():
+        mixes = np.unique(moments[:, ranks[i]], axis=0)
+        mixes = mixes[_undominated(mixes @ content[:, i])]
+        held[i] = mixes[0]
+        extra_ranks += [int(ranks[i])] * (len(mixes) - 1)
+        extra_held += [*mixes[1:]]
+    if not extra_ranks:
+        return ranks, held
+    return np.append(ranks, extra_ranks), np.concatenate([held, extra_held])
+
+
+def _undominated(vectors: np.ndarray) -> np.ndarray:
+    """Indices of the vectors that no other one exceeds or equals everywhere (of equal ones the first)."""
+    at_least = (vectors[:, None] >= vectors[None]).all(axis=2)
+    earlier = np.arange(len(vectors))
+    beaten = at_least & (~at_least.T | (earlier[:, None] < earlier[None]))
+    return np.flatnonzero(~beaten.any(axis=0))
 
 
 def piece_names(model: ModelSpec) -> tuple[str, ...]:
@@ -164,20 +199,18 @@ def _pieces(runs: Runs, mtp: int, per_stage: np.ndarray) -> np.ndarray:
     return pieces
 
 
-def _recomputed(runs: Runs, pieces: np.ndarray, pp: int, vpp: int, layers: int) -> np.ndarray:
-    """[V, P] of `pieces` that are recomputed: blocks only, of each chunk the first of its share of `layers`."""
+def _recomputed(runs: Runs, pieces: np.ndarray, vpp: int, layers: int) -> np.ndarray:
+    """[V, P] of `pieces` that are recomputed: blocks only, the first of every virtual stage.
+
+    layers: blocks per rank, shared evenly by its chunks (Megatron's block method counts per chunk).
+    """
     number = pieces.shape[1] - len(ITEMS)
     again = np.zeros_like(pieces)
-    if layers == 0:
-        return again
     if layers == ALL_LAYERS:
         again[:, :number] = pieces[:, :number]
         return again
-    order = list(dict.fromkeys(kind for kind, _ in runs))
-    for stage in range(pp * vpp):
-        left = layers // vpp  # Megatron's recompute_num_layers is per chunk; the rules see that it divides
-        for kind in order:
-            taken = min(left, int(pieces[stage, kind]))
-            again[stage, kind] = taken
-            left -= taken
+    left = np.full(len(pieces), layers // vpp)
+    for kind in dict.fromkeys(kind for kind, _ in runs):
+        again[:, kind] = np.minimum(left, pieces[:, kind])
+        left = left - again[:, kind]
     return again

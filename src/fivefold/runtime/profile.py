@@ -47,8 +47,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     step_overhead_s: host work per step that no stream hides (data, logging, launch of the optimizer).
     micro_batch_overhead_s: host work per micro-batch and rank.
     time_spread: half-width of the 80% interval of the step time, relative.
-    tie_spread: half-width of the 80% interval of the ratio of two layouts' times on one problem: errors that both
-        share cancel. Layouts nearer than this are ties.
+    tie_spread: median error of the ratio of two layouts' times on one problem; errors that both share cancel. Layouts
+        nearer than this are ties: their order is as likely wrong as right.
     sources: where each number comes from.
     """
 

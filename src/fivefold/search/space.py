@@ -231,8 +231,12 @@ class Space:
     def _recompute(self, table: Table) -> Table:
         kinds, layers, modules = np.array(self._recompute_options()).T
         table = _cross(table, recompute_kind=kinds, recompute_layers=layers, recompute_modules=modules)
-        shortest = self.problem.model.layers // table["pp"]
-        return _keep(table, (table["recompute_layers"] == ALL_LAYERS) | (table["recompute_layers"] < shortest))
+        if "recompute_layers" in self.pins:
+            return table
+        # The searched counts are per chunk; a layout counts the whole rank.
+        every = table["recompute_layers"] == ALL_LAYERS
+        table["recompute_layers"] = np.where(every, ALL_LAYERS, table["recompute_layers"] * table["vpp"])
+        return _keep(table, every | (table["recompute_layers"] < self.problem.model.layers // table["pp"]))
 
     def _recompute_options(self) -> list[tuple[int, int, int]]:
         """(kind, layers, module mask) to try."""

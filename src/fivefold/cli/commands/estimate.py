@@ -37,7 +37,7 @@ def estimate(
     """Price one layout: memory per stage, step time by owner, traffic, and the rules that it breaks.
 
     Exits with 1 when the layout breaks a rule of the runtime or does not fit. Options that are not given have their
-    usual defaults: degrees 1, ZeRO-1, no recomputation; of a plan file, the file's values.
+    usual defaults (degrees 1, ZeRO-1, no recomputation) or, with a plan file, the file's values.
 
     For example:
       fivefold estimate llama-3-70b --gpus 64 --tp 4 --pp 4 --cp 2 --gbs 512
@@ -52,13 +52,27 @@ def estimate(
     save
         Write the plan file here.
     """
-    import fivefold as ff
+    from fivefold.cli.answer import as_document, estimated, ramp_of
     from fivefold.cli.problem import estimate_question
-    from fivefold.cli.views import answer_inputs, ramp_of
     from fivefold.estimate.simple_view import simple_view
+    from fivefold.layout import unusual
     from fivefold.search.result import budget_of
 
     question = estimate_question(model, model_flags, cluster, work, runtime, layout)
-    assert_layout = question.layout or ff.Layout()
-    found = ff.estimate(question.model, question.cluster, question.work, assert_layout, question.runtime)
-    return 0
+    found = estimated(question)
+    ramp, notes = ramp_of(question, found)
+    notes = (*unusual(question.work, question.model), *notes)
+    budget = budget_of(question.work, found)
+    rows = ()
+    if simple:
+        rows = simple_view(question.model, question.cluster, question.work, question.layout, question.runtime, found)
+    if save is not None:
+        found.save(save)
+    if output.json:
+        extra = {"simple": rows if simple else None, "ramp": ramp, "budget": budget, "notes": notes, "saved": save}
+        write_json(as_document(found.to_dict(), question, **extra))
+    else:
+        from fivefold.cli.render.estimate import estimate_view
+
+        console(output).print(estimate_view(question, found, rows, ramp, budget, notes, save))
+    return 0 if found.valid and found.fits else 1

@@ -57,6 +57,15 @@ def seconds(value: float) -> str:
     return f"{value * 1e3:.3g} ms" if size >= 1e-3 or size == 0 else f"{value * 1e6:.3g} us"
 
 
+def seconds_interval(value: float, low: float, high: float) -> str:
+    """51.2 s (45.1-58.2), all three in the unit of the first."""
+    for size, unit in ((2 * 86400, "days"), (2 * 3600, "h"), (1.0, "s"), (0.0, "ms")):
+        if value >= size:
+            scale = {"days": 86400, "h": 3600, "s": 1.0, "ms": 1e-3}[unit]
+            return f"{value / scale:.3g} {unit} ({low / scale:.3g}-{high / scale:.3g})"
+    return f"{value:g} s"
+
+
 def percent(value: float) -> str:
     return f"{value:.1%}"
 
@@ -103,4 +112,5 @@ __all__ = [
     "percent",
     "plain_table",
     "seconds",
+    "seconds_interval",
 ]

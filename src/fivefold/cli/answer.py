@@ -1,0 +1,42 @@
+"""What the commands' answers have in common: the estimate of a question, its ramp, and the JSON's inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from fivefold.cli.problem import Question
+from fivefold.errors import FivefoldError
+from fivefold.estimate import Estimate
+from fivefold.estimate import estimate as price
+from fivefold.estimate.compare import Comparison, compare
+from fivefold.layout import RampPlan, plan_ramp_up
+
+
+def estimated(question: Question) -> Estimate:
+    """The estimate of the question's own layout."""
+    return price(question.model, question.cluster, question.work, question.layout, question.runtime)
+
+
+def compared(questions: tuple[Question, Question]) -> Comparison:
+    """Both sides priced and set against each other."""
+    a, b = (estimated(question) for question in questions)
+    return compare(a, b)
+
+
+def ramp_of(question: Question, found: Estimate | None) -> tuple[RampPlan | None, tuple[str, ...]]:
+    """The batch ramp-up for a layout, or a sentence on why this layout cannot have it."""
+    if question.ramp is None or found is None:
+        return None, ()
+    try:
+        ramp = plan_ramp_up(question.ramp, question.work, found.layout)
+    except FivefoldError as error:
+        return None, (f"The ramp is not possible with this layout. {error.message}",)
+    return ramp, tuple(ramp.notes)
+
+
+def as_document(document: dict[str, Any], question: Question, **extra: Any) -> dict[str, Any]:
+    """A library document with the flags' defaults among its inputs, and the command's own fields beside its body."""
+    inputs = {**document["inputs"], "defaults": question.defaults, "ramp": msgspec.to_builtins(question.ramp)}
+    return {**document, **msgspec.to_builtins(extra), "inputs": inputs}

@@ -1,0 +1,55 @@
+"""`fivefold validate`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+
+from fivefold.cli.flags import OUTPUT, OutputFlags, RuntimeFlags
+from fivefold.cli.output import console, write_json
+from fivefold.cli.progress import progress
+
+_DATA = Group("Measurements", sort_key=1)
+_RUNTIME, _OUTPUT = RuntimeFlags(), OutputFlags()
+
+
+def validate(
+    *,
+    source: Annotated[str | None, Parameter(group=_DATA)] = None,
+    data: Annotated[str | None, Parameter(group=_DATA)] = None,
+    runtime: RuntimeFlags = _RUNTIME,
+    rows: Annotated[bool, Parameter(group=OUTPUT, negative="", show_default=False)] = False,
+    output: OutputFlags = _OUTPUT,
+) -> int:
+    """Predictions beside published measurements: how far off, by source, GPU and runtime.
+
+    For example:
+      fivefold validate
+      fivefold validate --source simumax --rows
+      fivefold validate --data my-runs.csv --json
+
+    Parameters
+    ----------
+    source
+        Keep the runs of these sources (the part of a run's id before its number), separated by commas.
+    data
+        CSV file of runs. Default: the published runs that come with fivefold.
+    rows
+        Also print every run.
+    """
+    from fivefold.cli.values import names
+    from fivefold.measure import read_runs
+    from fivefold.measure import validate as predict
+
+    with progress("Predicting the runs"):
+        table = None if data is None else read_runs(data)
+        wanted = None if source is None else names("--source", source)
+        found = predict(table, sources=wanted, runtime=runtime.runtime)
+    if output.json:
+        write_json(found.to_dict())
+    else:
+        from fivefold.cli.render.validate import validate_view
+
+        console(output).print(validate_view(found, every_row=rows))
+    return 0

@@ -1,0 +1,87 @@
+"""What communication leaves exposed, from the cost of each collective and the compute that runs beside it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from fivefold.cluster import collective_seconds, load_cluster
+from fivefold.cluster.groups import place
+from fivefold.layout import Layout, Overlap
+from fivefold.model.spec import BlockRun
+
+ONE = np.arange(1)
+LLAMA = 16 * (2 * 1024 + 1024 * 2048 + 1024 * 1024 + 3 * 1024 * 4096) + 2 * 4096 * 1024 + 1024
+
+
+def one_collective(op: str, size: float, ranks: int, stride: int, gpus: int) -> float:
+    cluster = load_cluster("h100-sxm", gpus=gpus)
+    where = place(cluster, np.array([ranks]), np.array([stride]))
+    return float(np.ravel(collective_seconds(cluster, op, np.array([float(size)]), where))[0])
+
+
+def test_without_overlap_reduction_and_gather_stand_alone(price):
+    est = price("llama", Layout(overlap=Overlap(grad=False)), gpus=64)
+    reduce_s = one_collective("reduce_scatter", 4 * LLAMA, 64, 1, 64)
+    gather_s = one_collective("all_gather", 2 * LLAMA, 64, 1, 64)
+    assert est.step.breakdown_s["dp"] == pytest.approx(reduce_s + gather_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("seq_len", [256, 4096])
+def test_with_overlap_the_last_bucket_or_the_excess_remains(price, kernel_of, seq_len):
+    """Buckets of max(40 million, a million per replica) elements (Megatron-LM): the last cannot overlap."""
+    gpus = 64
+    est = price("llama", Layout(), gpus=gpus, seq_len=seq_len)
+    kernel = kernel_of("llama", [Layout()], gpus=gpus, seq_len=seq_len)
+    forward, backward = (float(part[0, 0]) for part in kernel.pass_seconds(ONE))
+    buckets = LLAMA / max(40_000_000, 1_000_000 * gpus)
+    expected = 0.0
+    for op, size, beside in (("reduce_scatter", 4, backward), ("all_gather", 2, forward)):
+        seconds = one_collective(op, size * LLAMA, gpus, 1, gpus)
+        expected += max(seconds - beside, seconds / buckets)
+    assert est.step.breakdown_s["dp"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_later_ranks_have_more_time_to_hide(price, kernel_of, small):
+    """The last rank reduces while the first still computes its last backward, and gathers before its first forward.
+
+    Wide layers and few tokens, so that the last rank, with 15 of 16 blocks, leaves most exposed."""
+    run = small["llama"].runs[0]
+    wide = replace(run.block, feed=replace(run.block.feed, ffn=65536))
+    model, layout = replace(small["llama"], runs=(BlockRun(16, wide),)), Layout(pp=2, first_stage_layers=1)
+    est = price(model, layout, gpus=64, global_batch=256, seq_len=128)
+    kernel = kernel_of(model, [layout], gpus=64, global_batch=256, seq_len=128, every_rank=True)
+    params = kernel.rank_parameters(ONE)[0][0]
+    forward, backward = (part[0] for part in kernel.pass_seconds(ONE))
+    expected = 0.0
+    for op, size, passing in (("reduce_scatter", 4, backward), ("all_gather", 2, forward)):
+        seconds = one_collective(op, size * params[1], 32, 1, 64)
+        assert seconds > passing[1] + passing[0]
+        expected += seconds - passing[1] - passing[0]
+    assert est.step.breakdown_s["dp"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_ring_takes_one_transfer_per_other_rank(kernel_of):
+    cp = 4
+    kernel = kernel_of("llama", [Layout(cp=cp)], gpus=cp)
+    block = kernel.ledgers[0]
+    keys_values = 2 * 2 * (2048 // cp) * 512
+    found = {row.name: float(s[0]) for row, s in kernel.pricer.exchange_seconds(block) if row.op == "send"}
+    forward = (cp - 1) * one_collective("send", keys_values, cp, 1, cp)
+    backward = (cp - 1) * one_collective("send", 2 * keys_values, cp, 1, cp)
+    assert sorted(found.values()) == pytest.approx(sorted([forward, backward]), rel=1e-9)
+
+
+def test_gathers_of_a_fully_sharded_block_hide_behind_compute(price):
+    """Long sequences hide every gather but the ends of the step; short ones do not."""
+    long, short = (price("llama", Layout(zero=3), runtime="torchtitan", seq_len=s, gpus=64) for s in (4096, 64))
+    assert long.step.breakdown_s["dp"] < 0.35 * long.step.seconds.value
+    assert short.step.breakdown_s["dp"] > 0.5 * short.step.seconds.value
+    assert short.step.breakdown_s["dp"] > long.step.breakdown_s["dp"]
+
+
+def test_crossing_nodes_costs(price):
+    """A tensor-parallel group of 16 leaves the node of 8, one of 8 does not."""
+    inside, across = (price("llama", Layout(tp=tp), gpus=16).step.breakdown_s["tp"] for tp in (8, 16))
+    assert across > 2 * inside
