@@ -49,8 +49,8 @@ ATTENTION_BACKWARD = 2 * T * (2 * Q + 2 * KV) + 2 * T * H
 HEAD_SAVED = {"input of the final norm": 2 * T * H, "its output, input of the head": 2 * T * H}
 # Loss: logits in bf16 with their fp32 copy. Head backward: gradient of logits, of the weight (placeholder), of input.
 LOGITS = max((2 + 4) * T * PADDED_VOCAB, 2 * T * PADDED_VOCAB + 2 * PADDED_VOCAB * H + 2 * T * H)
+RECEIVED = 2 * T * H  # the activation that every stage but the first receives
 BUFFERS = {
-    "activation and gradient of the boundary, each sent and received": 4 * 2 * T * H,
     "one bf16 placeholder per weight shape": 2 * (QKV_PROJ + OUT_PROJ + FC1 + FC2),
 }
 WORKSPACE = 60 * MIB  # fitted constant of the Megatron profile
@@ -75,7 +75,7 @@ def by_hand(stage: int) -> dict[str, int]:
         "activations": activations,
         "logits": logits,
         "gathered": 0,
-        "buffers": sum(BUFFERS.values()),
+        "buffers": sum(BUFFERS.values()) + (RECEIVED if stage else 0),
         "reserve": WORKSPACE,
     }
 

@@ -221,8 +221,10 @@ def test_eager_pytorch_saves_the_activated_gate_besides(small, kernel_of):
     ("family", "kind", "module", "per_token"),
     [
         ("llama", 0, "core_attn", 4 * 16),
-        ("llama", 0, "mlp", 6 * 4096),
-        ("llama", 0, "layernorm", 4 * 1024),
+        # the norm is fused into fc1, so its output goes with the feed-forward
+        ("llama", 0, "mlp", 6 * 4096 + 2 * 1024),
+        ("llama", 0, "layernorm", 0),
+        ("deepseek", 1, "layernorm", 4 * 1024),
         ("deepseek", 1, "core_attn", 4 * 16),
         ("deepseek", 1, "mla_up_proj", 2 * 16 * (2 * 96 + 64)),
         ("deepseek", 1, "moe_act", 4 * 2 * 512),

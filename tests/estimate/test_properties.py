@@ -49,7 +49,7 @@ def kernel_for(model, runtime: str, layout: Layout, dp: int, **work) -> Kernel:
     """A kernel with every pipeline rank, on the world that the layout and dp need."""
     gpus = layout.tp * layout.cp * layout.pp * dp
     expert_ranks = layout.etp * layout.ep * layout.pp
-    assume(gpus % expert_ranks == 0)
+    assume(gpus % expert_ranks == 0 and gpus // expert_ranks % layout.dp_replicate == 0)
     load = Workload(seq_len=2048, global_batch=16 * dp, **work)
     problem = Problem(model, load_cluster("h100-sxm", gpus=gpus), load, load_runtime(runtime))
     return Kernel(problem, Columns.from_layouts([layout], gpus, load), every_rank=True)

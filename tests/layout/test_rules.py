@@ -146,7 +146,7 @@ CASES: dict[str, Case] = {
     "torchtitan-tied-pp": (TITAN | {"model": "gpt2", "seq_len": 1024}, {"pp": 1}, {"pp": 4}),
     "torchtitan-mtp": (TITAN, {"model": "mixtral"}, {"model": "deepseek-v3"}),
     "torchtitan-recompute-layers": (TITAN, {"recompute": FULL}, {"recompute": some_layers(4)}),
-    "torchtitan-recompute-modules": (TITAN, {"recompute": SELECTIVE}, {"recompute": modules("mlp")}),
+    "torchtitan-recompute-selective": (TITAN, {"recompute": FULL}, {"recompute": SELECTIVE}),
     "torchtitan-overlap-grad": (TITAN, {}, {"overlap": Overlap(grad=False)}),
     "torchtitan-overlap-param": (TITAN, {}, {"overlap": Overlap(param=False)}),
     "torchtitan-overlap-ep": (TITAN | {"model": "mixtral", "ep": 8}, {}, {"overlap": EP}),

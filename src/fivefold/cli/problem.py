@@ -38,7 +38,7 @@ class Question:
     cluster: Cluster
     work: Workload
     runtime: str
-    layout: Layout = Layout()
+    layout: Layout = field(default_factory=Layout)
     ramp: RampUp | None = None
     defaults: dict[str, str] = field(default_factory=dict)
 
@@ -53,8 +53,8 @@ def plan_question(
     """The question of a search, where the layout is not known yet."""
     if is_plan_file(model):
         raise FivefoldError(
-            f"{model[:100]!r} is a plan file, and plan searches for one. Price it with fivefold estimate {model[:100]}, "
-            "or give the model's name.",
+            f"{model[:100]!r} is a plan file, and plan searches for one. Price it with fivefold estimate, or give the "
+            "model's name.",
             code="plan-file",
             option="MODEL",
             value=model[:100],

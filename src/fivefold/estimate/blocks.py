@@ -8,9 +8,11 @@ activated gate besides. The sums were checked against allocations of published M
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
-from fivefold.estimate.ledger import Attend, Exchange, Gemm, Ledger, Saved, Stream, Weight, Working
+from fivefold.estimate.ledger import Attend, Exchange, Gemm, Ledger, Module, Saved, Stream, Weight, Working
 from fivefold.estimate.shard import Shard
 from fivefold.layout.workload import Workload
 from fivefold.model.spec import Attention, Block, Experts, FeedForward, LatentAttention, ModelSpec
@@ -29,8 +31,10 @@ class BlockWriter:
         self.runtime = runtime
         self.shard = shard
         self.hidden = model.hidden
-        # The fp8 recipes of Transformer Engine quantise a linear's input once and keep the quantised copy.
-        self.linear_input_bytes = 1 if work.precision == "fp8" else _HALF
+        # The fp8 recipes of Transformer Engine quantise a linear's input once and keep the quantised copy; torchao's
+        # keep the input as it came.
+        quantised = work.precision == "fp8" and runtime.fp8_saves_inputs
+        self.linear_input_bytes = 1 if quantised else _HALF
 
     # ---------------------------------------------------------------- blocks
 
@@ -38,13 +42,16 @@ class BlockWriter:
         """One Transformer block: norm, mixer, residual, norm, feed-forward, residual."""
         s = self.shard
         ledger = Ledger(name="block", keys=len(s), input_bytes=_HALF * s.norm_tokens * self.hidden)
-        self._norm(ledger, "input_norm", block)
+        # A norm that is fused into the linear after it cannot be recomputed alone; with the dense feed-forward it can.
+        fused = self.runtime.norms_fused_into_linears
+        grouped, dense = isinstance(block.mixer, Attention), isinstance(block.feed, FeedForward)
+        self._norm(ledger, "input_norm", block, "mixer" if fused and grouped else "layernorm")
         if isinstance(block.mixer, Attention):
             self._attention(ledger, block.mixer)
         else:
             self._latent_attention(ledger, block.mixer)
         self._residual(ledger, "mixer_residual")
-        self._norm(ledger, "feed_norm", block)
+        self._norm(ledger, "feed_norm", block, "mlp" if fused and dense else "layernorm")
         if isinstance(block.feed, FeedForward):
             self._feed_forward(ledger, block.feed)
         else:
@@ -52,12 +59,12 @@ class BlockWriter:
         self._residual(ledger, "feed_residual")
         return ledger
 
-    def _norm(self, ledger: Ledger, name: str, block: Block) -> None:
+    def _norm(self, ledger: Ledger, name: str, block: Block, module: Module) -> None:
         elements = self.shard.norm_tokens * self.hidden
         ledger.weights.append(Weight(name, self.hidden * (2 if block.norm_bias else 1), matrix=False))
-        ledger.streams.append(Stream(name, "layernorm", 2 * _HALF * elements, 3 * _HALF * elements))
+        ledger.streams.append(Stream(name, module, 2 * _HALF * elements, 3 * _HALF * elements))
         ledger.saved.append(Saved(f"{name}.input", "mixer", _HALF * elements))
-        ledger.saved.append(Saved(f"{name}.output", "layernorm", self.linear_input_bytes * elements))
+        ledger.saved.append(Saved(f"{name}.output", module, self.linear_input_bytes * elements))
 
     def _residual(self, ledger: Ledger, name: str) -> None:
         elements = self.shard.norm_tokens * self.hidden
@@ -187,7 +194,7 @@ class BlockWriter:
     def _feed_forward(self, ledger: Ledger, feed: FeedForward) -> None:
         self._mlp(ledger, "mlp", "mlp", feed.ffn, feed.gated, feed.bias)
 
-    def _mlp(self, ledger: Ledger, name: str, module: str, ffn: int, gated: bool, bias: bool) -> None:
+    def _mlp(self, ledger: Ledger, name: str, module: Module, ffn: int, gated: bool, bias: bool) -> None:
         s = self.shard
         width = ffn / s.tp
         inputs = 2 if gated else 1
@@ -199,7 +206,9 @@ class BlockWriter:
         gathered = np.where(s.sp, _HALF * s.tokens * self.hidden, 0)
         ledger.working.append(Working(f"gradient of {name}.fc1 output", grad_out + gathered + inputs * act))
 
-    def _activation(self, ledger: Ledger, name: str, module, act_module, act: np.ndarray, inputs: int) -> None:
+    def _activation(
+        self, ledger: Ledger, name: str, module: Module, act_module: Module, act: np.ndarray, inputs: int
+    ) -> None:
         """The non-linearity between two projections: `act` bytes out of `inputs` times as many in."""
         extra = 0 if self.runtime.fused_glu or inputs == 1 else 1
         ledger.streams.append(
@@ -221,7 +230,7 @@ class BlockWriter:
         local = feed.num_experts / s.ep
         inputs = 2 if feed.gated else 1
         width = feed.ffn / s.etp
-        ledger.weights.append(Weight("router", h * feed.num_experts))
+        ledger.weights.append(Weight("router", h * feed.num_experts, part="feed"))
         ledger.weights.append(
             Weight(
                 "experts.fc1",
@@ -229,10 +238,13 @@ class BlockWriter:
                 expert=True,
                 factored=local * (h + inputs * width),
                 copies=local,
+                part="feed",
             )
         )
         ledger.weights.append(
-            Weight("experts.fc2", local * h * width, expert=True, factored=local * (h + width), copies=local)
+            Weight(
+                "experts.fc2", local * h * width, expert=True, factored=local * (h + width), copies=local, part="feed"
+            )
         )
         sent = s.norm_tokens * feed.top_k
         # The busiest rank of an expert-parallel group sets the pace and the peak; without ep nothing can be uneven.
@@ -279,15 +291,15 @@ class BlockWriter:
 
     # ---------------------------------------------------------------- linear layers and their collectives
 
-    def _column_parallel(self, ledger: Ledger, name: str, module, out: np.ndarray, *, bias: bool) -> None:
+    def _column_parallel(self, ledger: Ledger, name: str, module: Module, out: np.ndarray, *, bias: bool) -> None:
         s, h = self.shard, self.hidden
-        ledger.weights.append(Weight(name, h * out, factored=h + out))
+        ledger.weights.append(Weight(name, h * out, factored=h + out, part=_part(module)))
         if bias:
             ledger.weights.append(Weight(f"{name}.bias", out, matrix=False))
         ledger.gemms.append(Gemm(name, module, s.tokens, out, h))
         self._gather_for_column(ledger, name, _HALF * s.tokens * h, module)
 
-    def _gather_for_column(self, ledger: Ledger, name: str, full: np.ndarray, module) -> None:
+    def _gather_for_column(self, ledger: Ledger, name: str, full: np.ndarray, module: Module) -> None:
         """Sequence parallelism gathers the input (again in backward, behind dgrad) and scatters its gradient behind
         wgrad; plain tensor parallelism all-reduces the input's gradient behind wgrad (Megatron-LM's linear layers)."""
         s = self.shard
@@ -321,10 +333,10 @@ class BlockWriter:
         ]
 
     def _row_parallel(
-        self, ledger: Ledger, name: str, module, width: np.ndarray, *, bias: bool, ends_block: bool = False
+        self, ledger: Ledger, name: str, module: Module, width: np.ndarray, *, bias: bool, ends_block: bool = False
     ) -> None:
         s, h = self.shard, self.hidden
-        ledger.weights.append(Weight(name, width * h, factored=width + h))
+        ledger.weights.append(Weight(name, width * h, factored=width + h, part=_part(module)))
         if bias:
             ledger.weights.append(Weight(f"{name}.bias", h, matrix=False))
         ledger.gemms.append(Gemm(name, module, s.tokens, h, width, ends_block=ends_block))
@@ -440,3 +452,8 @@ class BlockWriter:
         self._final_norm(ledger)
         self._logits_and_loss(ledger)
         return ledger
+
+
+def _part(module: Module) -> Literal["mixer", "feed"]:
+    """The sublayer that an operation's recomputation module belongs to."""
+    return "feed" if module in ("mlp", "moe") else "mixer"

@@ -288,11 +288,14 @@ class _Detail:
             "cp": owners["cp"],
             "ep": owners["ep"],
             "pp": pipeline - free,
-            "dp": gathers + float(kernel.exposed_reduction_seconds(_ONE)[0]),
+            "dp": gathers + float(kernel.exposed_reduction_seconds(_ONE)[0]) + self._tied_seconds(),
             "bubble": free - busy,
             "optimizer": float(kernel.optimizer_seconds(_ONE)[0]),
             "other": self.problem.runtime.step_overhead_s + host,
         }
+
+    def _tied_seconds(self) -> float:
+        return float(self.kernel.tied_reduction_seconds(_ONE)[0]) if self.kernel.copies_on_last_stage else 0.0
 
     def _recompute_flops_per_token(self) -> float:
         """FLOPs per token of forward operations that backward runs again, over the whole model."""
@@ -338,7 +341,7 @@ class _Detail:
         level = int(placement.level[0])
         return Traffic(
             axis=axis,
-            grid="expert" if axis in ("ep", "etp", "edp") else "dense",
+            grid="expert" if axis in ("ep", "etp", "edp", "edp_replicate") else "dense",
             collective=op,
             count=round(count),
             bytes_sent_per_rank=int(sent),
@@ -363,24 +366,29 @@ class _Detail:
         zero = int(c.zero[0])
         times = self.micro_batches if self.problem.fully_sharded else 1
         gathers = times * (2 if zero == 3 else 1) if zero else 0
-        over_dense = float(kernel.shards(_ONE)[0][0, 0])
-        dense_group, expert_group, replica_group = kernel.groups(_ONE)
+        over_dense, over_expert = (float(shards[0, 0]) for shards in kernel.shards(_ONE))
+        groups = kernel.groups(_ONE)
         reduce = "reduce_scatter" if zero else "all_reduce"
         grad = kernel.grad_bytes
         rows = [
-            ("dp", reduce, dense_group, grad * dense, times),
-            ("dp", "all_gather", dense_group, 2 * dense, gathers),
-            ("dp_replicate", "all_reduce", replica_group, grad * dense / over_dense, times),
-            ("edp", reduce, expert_group, grad * expert, times),
-            ("edp", "all_gather", expert_group, 2 * expert, gathers),
+            ("dp", reduce, groups.dense, grad * dense, times),
+            ("dp", "all_gather", groups.dense, 2 * dense, gathers),
+            ("dp_replicate", "all_reduce", groups.dense_replicas, grad * dense / over_dense, times),
+            ("edp", reduce, groups.expert, grad * expert, times),
+            ("edp", "all_gather", groups.expert, 2 * expert, gathers),
+            ("edp_replicate", "all_reduce", groups.expert_replicas, grad * expert / over_expert, times),
         ]
         rows = [row for row in rows if int(row[2].n[0]) > 1 and row[3] * row[4] > 0]
         moved = [count * float(bytes_sent_per_rank(op, size, group.n)[0]) for _, op, group, size, count in rows]
-        exposed = self.step.breakdown_s["dp"] / max(sum(moved), 1.0)
-        return [
+        tied = float(kernel.tied_bytes(_ONE)[0]) if kernel.copies_on_last_stage else 0.0
+        exposed = (self.step.breakdown_s["dp"] - self._tied_seconds()) / max(sum(moved), 1.0)
+        out = [
             self._row(axis, op, group, count, sent, sent * exposed)
             for (axis, op, group, _, count), sent in zip(rows, moved, strict=True)
         ]
+        if tied:
+            out.append(self._row("embedding", "all_reduce", kernel.boundary(_ONE), 1, tied, self._tied_seconds()))
+        return out
 
 
 def _first(column: Any) -> float:

@@ -61,6 +61,16 @@ class Problem:
         return self.runtime.sharding == "fully_sharded"
 
 
+@dataclass(slots=True, frozen=True)
+class ReductionGroups:
+    """Where the groups lie that shard dense and expert parameters, and the replicas of their shards (HSDP)."""
+
+    dense: Placement
+    dense_replicas: Placement
+    expert: Placement
+    expert_replicas: Placement
+
+
 class Kernel:
     """Prices `columns` of one problem. Methods take `rows`, positions of layouts, and answer in their order."""
 
@@ -76,6 +86,8 @@ class Kernel:
         self.costs: tuple[Cost, ...] = tuple(self.pricer.price(ledger) for ledger in self.ledgers)
         self.blocks = len(problem.model.kinds)
         self.head_weight = self.writer.head_weight()
+        # The last stage of a pipeline holds its own copy of a tied head, or of the embedding that MTP looks up.
+        self.copies_on_last_stage = int(problem.model.tied_embeddings or problem.model.mtp > 0)
         if not problem.model.tied_embeddings:
             self.costs[self.blocks + 1].dense[:] += self.head_weight
             self.costs[self.blocks + 1].factored[:] += self.head_weight / problem.model.hidden + problem.model.hidden
@@ -117,31 +129,24 @@ class Kernel:
     def _add_gathers(self, table: Variants, rows: np.ndarray) -> None:
         """Each piece's parameters are gathered while the piece before computes and its gradients scattered while the
         next one does; what compute does not hide is exposed. ZeRO-2 gathers once, in forward; ZeRO-3 in both passes."""
-        dense_group, expert_group, replica_group = (group.take(np.arange(len(rows))) for group in self.groups(rows))
-        cluster, grad = self.problem.cluster, self.grad_bytes
-        shard = np.maximum(self.columns.dp_shard[rows], 1)[:, None]
-        dense, expert = table.dense, table.expert
-        gather = _seconds(cluster, "all_gather", _WEIGHT_BYTES * dense, dense_group)
-        scatter = _seconds(cluster, "reduce_scatter", grad * dense, dense_group)
-        scatter = scatter + _seconds(cluster, "all_reduce", grad * dense / shard, replica_group)
-        if self.problem.model.is_moe:
-            gather = gather + _seconds(cluster, "all_gather", _WEIGHT_BYTES * expert, expert_group)
-            scatter = scatter + _seconds(cluster, "reduce_scatter", grad * expert, expert_group)
+        reduce_s, gather = self.reduction_seconds(rows, table.dense, table.expert)
         regather = np.where((self.columns.zero[rows] == 3)[:, None], gather, 0)
         table.gather_forward = np.maximum(gather - table.forward.sum(axis=2), 0)
-        table.gather_backward = np.maximum(regather + scatter - table.backward.sum(axis=2), 0)
+        table.gather_backward = np.maximum(regather + reduce_s - table.backward.sum(axis=2), 0)
         table.total()
 
-    def groups(self, rows: np.ndarray) -> tuple[Placement, Placement, Placement]:
-        """Where the groups lie that shard dense parameters, shard expert parameters and replicate shards (HSDP)."""
+    def groups(self, rows: np.ndarray) -> ReductionGroups:
+        """Where the groups lie over which gradients are reduced; without ZeRO one group replicates everything."""
         c, cluster = self.columns, self.problem.cluster
         unsharded = c.zero[rows] == 0
-        shard = np.where(unsharded, c.dp[rows] * c.cp[rows], c.dp_shard[rows])
         replicas = np.where(unsharded, 1, c.dp_replicate[rows])
-        return (
-            place(cluster, shard, c.tp[rows]),
-            place(cluster, c.edp[rows], c.ep[rows] * c.etp[rows]),
-            place(cluster, replicas, c.tp[rows] * shard),
+        shard = np.where(unsharded, c.dp[rows] * c.cp[rows], c.dp_shard[rows])
+        expert_stride, expert_shard = c.ep[rows] * c.etp[rows], c.edp[rows] // replicas
+        return ReductionGroups(
+            dense=place(cluster, shard, c.tp[rows]),
+            dense_replicas=place(cluster, replicas, c.tp[rows] * shard),
+            expert=place(cluster, expert_shard, expert_stride),
+            expert_replicas=place(cluster, replicas, expert_stride * expert_shard),
         )
 
     # ---------------------------------------------------------------- parameters and memory
@@ -150,19 +155,17 @@ class Kernel:
         """(dense, expert) parameter elements of each pipeline rank, [n, C]."""
         count, v = self.table.count[self.plan[rows]], self.variant[rows]
         dense = _dot(count, self.variants.dense[v])
-        model = self.problem.model
-        # The last stage of a pipeline holds its own copy of a tied head, and of the embedding that MTP looks up.
-        copies = int(model.tied_embeddings) + int(model.mtp > 0 and not model.tied_embeddings)
-        if copies:
+        if self.copies_on_last_stage:
             apart = self.table.last[self.plan[rows]] & (self.columns.pp[rows] > 1)[:, None]
-            dense = dense + copies * apart * self.head_weight[self.key[rows]][:, None]
+            dense = dense + self.copies_on_last_stage * apart * self.head_weight[self.key[rows]][:, None]
         return dense, _dot(count, self.variants.expert[v])
 
     def shards(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ranks that share the optimizer states of a dense and of an expert parameter, [n, 1]."""
         c = self.columns
         dense = np.maximum(c.dp_shard[rows], 1)
-        expert = np.where(c.zero[rows] == 0, 1, np.maximum(c.edp[rows], 1))
+        replicas = np.maximum(c.dp_replicate[rows], 1)
+        expert = np.where(c.zero[rows] == 0, 1, np.maximum(c.edp[rows] // replicas, 1))
         return dense[:, None], expert[:, None]
 
     def static_memory(self, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -176,15 +179,15 @@ class Kernel:
         weights = runtime.weight_bytes * whole
         if self.problem.work.precision == "fp8" and not fully:
             weights = weights + _FP8_WEIGHT_COPIES * whole
-        piped = (c.pp[rows] > 1)[:, None]
-        # One activation and one gradient, each being sent and received.
-        buffers = np.where(piped, 4 * self.boundary_bytes(rows)[:, None], 0.0) + np.zeros_like(whole)
+        buffers = self.exchange_buffers(rows)
         gathered = np.zeros_like(whole)
         present = table.count[self.plan[rows]] > 0
         v = self.variant[rows]
         if runtime.cached_wgrad_buffers:
-            placeholder = np.where(present[..., : self.blocks], self.variants.wgrad[v][:, None, : self.blocks], 0)
-            buffers = buffers + placeholder.max(axis=-1)
+            here = present[..., : self.blocks]
+            mixer = np.where(here, self.variants.wgrad_mixer[v][:, None, : self.blocks], 0).max(axis=-1)
+            feed = np.where(here, self.variants.wgrad_feed[v][:, None, : self.blocks], 0).sum(axis=-1)
+            buffers = buffers + mixer + feed
         if fully:
             size = (self.variants.dense + self.variants.expert)[v][:, None]
             largest = np.where(present, size, 0).max(axis=-1)
@@ -201,6 +204,17 @@ class Kernel:
             "buffers": buffers,
             "reserve": np.full_like(whole, runtime.workspace_bytes),
         }
+
+    def exchange_buffers(self, rows: np.ndarray) -> np.ndarray:
+        """Bytes of pipeline transfers in flight beside the activations that are counted anyway, [n, C].
+
+        One received tensor on every stage but the first (fit: the stages of 6 single-node B200 runs at pp 2); with
+        interleaving also the next activation and gradient, which are received ahead of use.
+        """
+        table, plan = self.table, self.plan[rows]
+        tensors = (~table.first[plan]).astype(np.float64) + 2 * (self.columns.vpp[rows] > 1)[:, None]
+        piped = (self.columns.pp[rows] > 1)[:, None]
+        return np.where(piped, tensors * self.boundary_bytes(rows)[:, None], 0.0)
 
     def state_bytes(self, rows: np.ndarray, whole: np.ndarray) -> np.ndarray:
         """Mean optimizer bytes per parameter beside the master copy, [n, C] or a number."""
@@ -241,7 +255,9 @@ class Kernel:
         )
         working[..., embedding] = 0
         working = working.max(axis=-1)
-        logits = table.last[plan] * np.maximum(v.logits[which, head], v.logits[which, mtp])[:, None]
+        # The losses of MTP modules wait for backward together with the main one.
+        losses = v.logits[which, head][:, None] + table.count[plan][..., mtp] * v.logits[which, mtp][:, None]
+        logits = table.last[plan] * losses
         at_loss = logits > working
         activations, logits = saved + np.where(at_loss, 0, working), np.where(at_loss, logits, 0)
         at_embedding = table.first[plan] * (saved - newest + v.working[which, embedding][:, None])
@@ -305,6 +321,8 @@ class Kernel:
         """Seconds of one optimizer step, [n]."""
         pipeline = self.pipeline_seconds(rows)
         reduction = self.exposed_reduction_seconds(rows)
+        if self.copies_on_last_stage:
+            reduction = reduction + self.tied_reduction_seconds(rows)
         return pipeline + reduction + self.optimizer_seconds(rows) + self.problem.runtime.step_overhead_s
 
     def exchange_seconds(self, rows: np.ndarray) -> np.ndarray:
@@ -377,28 +395,35 @@ class Kernel:
         self, rows: np.ndarray, dense: np.ndarray, expert: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Seconds to reduce each rank's gradients and to gather its parameters, unhidden, [n, C]."""
-        cluster, grad = self.problem.cluster, self.grad_bytes
-        dense_group, expert_group, replica_group = self.groups(rows)
+        cluster, grad, groups = self.problem.cluster, self.grad_bytes, self.groups(rows)
         sharded = (self.columns.zero[rows] >= 1)[:, None]
-        over_dense, _ = self.shards(rows)
-
-        def reduced(elements: np.ndarray, group: Placement) -> np.ndarray:
-            scatter = _seconds(cluster, "reduce_scatter", grad * elements, group)
-            return np.where(sharded, scatter, _seconds(cluster, "all_reduce", grad * elements, group))
-
-        reduce_s = reduced(dense, dense_group)
-        if (self.columns.dp_replicate[rows] > 1).any():
-            reduce_s = reduce_s + _seconds(cluster, "all_reduce", grad * dense / over_dense, replica_group)
-        gather_s = np.where(sharded, _seconds(cluster, "all_gather", _WEIGHT_BYTES * dense, dense_group), 0)
+        grids = [(dense, groups.dense, groups.dense_replicas, self.shards(rows)[0])]
         if self.problem.model.is_moe:
-            reduce_s = reduce_s + reduced(expert, expert_group)
-            gather = _seconds(cluster, "all_gather", _WEIGHT_BYTES * expert, expert_group)
-            gather_s = gather_s + np.where(sharded, gather, 0)
+            grids.append((expert, groups.expert, groups.expert_replicas, self.shards(rows)[1]))
+        reduce_s, gather_s = np.zeros_like(dense), np.zeros_like(dense)
+        for elements, group, replicas, shards in grids:
+            scatter = _seconds(cluster, "reduce_scatter", grad * elements, group)
+            reduce_s += np.where(sharded, scatter, _seconds(cluster, "all_reduce", grad * elements, group))
+            if (replicas.n > 1).any():
+                reduce_s += _seconds(cluster, "all_reduce", grad * elements / shards, replicas)
+            gather_s += np.where(sharded, _seconds(cluster, "all_gather", _WEIGHT_BYTES * elements, group), 0)
         return reduce_s, gather_s
+
+    def tied_reduction_seconds(self, rows: np.ndarray) -> np.ndarray:
+        """Seconds to sum the gradients of weights that the first and the last stage both hold, [n].
+
+        A ring of two ranks moves the tensor once each way at the same time, after all other gradients.
+        """
+        return collective_seconds(self.problem.cluster, "send", self.tied_bytes(rows), self.boundary(rows))
+
+    def tied_bytes(self, rows: np.ndarray) -> np.ndarray:
+        """Bytes of gradients that the first and the last stage both hold, [n]; 0 without a pipeline."""
+        shared = self.grad_bytes * self.copies_on_last_stage * self.head_weight[self.key[rows]]
+        return np.where(self.columns.pp[rows] > 1, shared, 0.0)
 
     def _ends_of_step(self, rows: np.ndarray) -> np.ndarray:
         """Fully sharded: the first gather of a step and its last scatter have nothing to hide behind, [n]."""
-        dense_group, _, _ = self.groups(rows)
+        dense_group = self.groups(rows).dense
         present = self.table.count[self.plan[rows]][:, 0] > 0
         largest = np.where(present, self.variants.dense[self.variant[rows]], 0).max(axis=1)
         cluster = self.problem.cluster
@@ -414,7 +439,13 @@ class Kernel:
         # The norm reads gradients; the update reads them, reads and writes master and states, writes the weight.
         moved = sharded * (2 * self.grad_bytes + 2 * (_MASTER_BYTES + states) + _WEIGHT_BYTES)
         cleared = self.grad_bytes * (sharded if self.problem.fully_sharded else dense + expert)
-        return streaming_seconds(self.pricer.curve, self.problem.cluster.gpu, (moved + cleared).max(axis=1), 4)
+        seconds = streaming_seconds(self.pricer.curve, self.problem.cluster.gpu, (moved + cleared).max(axis=1), 4)
+        if self.optimizer.newton_schulz:
+            count, v = self.table.count[self.plan[rows]], self.variant[rows]
+            # The ranks of a sharding group share the matrices among them.
+            work = _dot(count, self.variants.newton_schulz[v]) / over_dense
+            seconds = seconds + work.max(axis=1) / self.pricer.product_flops_per_s()
+        return seconds
 
 
 def _dot(counts: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -27,6 +27,7 @@ class Weight:
     """A parameter tensor's shard: `elements` per rank. matrix: a 2-D hidden matrix, which Muon orthogonalises.
 
     copies: tensors of this shape in the row (local experts). factored: row and column counts summed over them.
+    part: the sublayer whose shape it has, for placeholders that equal shapes share.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Weight:
     matrix: bool = True
     factored: Column = 0
     copies: Column = 1
+    part: Literal["mixer", "feed"] = "mixer"
 
 
 @dataclass(slots=True, frozen=True)

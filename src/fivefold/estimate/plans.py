@@ -55,9 +55,9 @@ def partition(
 ) -> Partition:
     """The partition of a model's runs of (kind index, count).
 
-    recompute_layers: blocks recomputed per pipeline rank, shared by its chunks; -1 all, 0 none. first, last: blocks on the first
-    and last rank, 0 for even. account_for_*: whether embedding and head take a block's place. Pieces are the kinds in
-    index order, then embedding, head, MTP.
+    recompute_layers: blocks recomputed per pipeline rank, shared by its chunks; -1 all, 0 none. first, last: blocks on
+    the first and last rank, 0 for even. account_for_*: whether embedding and head take a block's place. Pieces are the
+    kinds in index order, then embedding, head, MTP.
     """
     layers = sum(count for _, count in runs)
     per_stage = blocks_per_stage(

@@ -20,7 +20,7 @@ from fivefold.cluster.compute import (
     streaming_seconds,
 )
 from fivefold.cluster.groups import Placement, place
-from fivefold.estimate.ledger import Exchange, Ledger, Stream
+from fivefold.estimate.ledger import Column, Exchange, Ledger, Stream, Weight
 from fivefold.estimate.shard import Shard
 from fivefold.layout.columns import RECOMPUTE_MODULES
 from fivefold.runtime import Profile
@@ -38,7 +38,8 @@ class Cost:
     saved_bytes: [K]; dropped_bytes: [M, K] of them if that module is recomputed; input_bytes: [K] kept by full
     recomputation. working_bytes: [K] largest backward working set. logits_bytes: [K].
     dense, expert: [K] parameter elements per rank; matrix, factored likewise for Muon and Adafactor.
-    wgrad_bytes: [K] cached gradient placeholders. flops: [K] executed forward, module_flops: [M, K].
+    wgrad_mixer, wgrad_feed: [K] cached gradient placeholders by sublayer. newton_schulz: [K] FLOPs of Muon's update.
+    flops: [K] executed forward, module_flops: [M, K].
     exchanges: every collective with its exposed seconds, [K]. full: [O, K] seconds of recomputing everything.
     """
 
@@ -54,7 +55,9 @@ class Cost:
     expert: np.ndarray
     matrix: np.ndarray
     factored: np.ndarray
-    wgrad_bytes: np.ndarray
+    wgrad_mixer: np.ndarray
+    wgrad_feed: np.ndarray
+    newton_schulz: np.ndarray
     flops: np.ndarray
     module_flops: np.ndarray
     exchanges: tuple[tuple[Exchange, np.ndarray], ...]
@@ -78,6 +81,12 @@ class Pricer:
             "etp": place(cluster, shard.etp, np.ones_like(shard.etp)),
             "ep": place(cluster, shard.ep, shard.etp),
         }
+
+    def product_flops_per_s(self) -> float:
+        """FLOP/s of large 16-bit matrix products inside a step."""
+        precision = "fp16" if self.precision == "fp16" else "bf16"
+        peak = self.gpu.peak_flops_per_s[precision]
+        return peak * self.curve.efficiency["fwd"] * self.curve.precision[precision] / self.curve.in_step
 
     def price(self, ledger: Ledger) -> Cost:
         keys, modules = len(self.shard), len(RECOMPUTE_MODULES)
@@ -108,7 +117,9 @@ class Pricer:
             expert=ledger.total([row.elements for row in weights if row.expert]),
             matrix=ledger.total([row.elements for row in weights if row.matrix]),
             factored=ledger.total([row.factored if np.any(row.factored) else row.elements for row in weights]),
-            wgrad_bytes=ledger.total([2 * row.elements / row.copies for row in weights if row.matrix]),
+            wgrad_mixer=_placeholders(ledger, "mixer"),
+            wgrad_feed=_placeholders(ledger, "feed"),
+            newton_schulz=ledger.total([_newton_schulz(row) for row in weights if row.matrix]),
             flops=flops,
             module_flops=module_flops,
             exchanges=exchanges,
@@ -263,3 +274,16 @@ def _belongs(module: str, recomputed: str) -> bool:
 def _modules(module: str) -> list[int]:
     """Indices of the recomputation modules that re-run operations of `module`."""
     return [index for index, name in enumerate(RECOMPUTE_MODULES) if _belongs(module, name)]
+
+
+def _placeholders(ledger: Ledger, part: str) -> np.ndarray:
+    """[K] bytes of one 16-bit placeholder per distinct matrix of a sublayer; equal experts share one."""
+    return ledger.total([2 * row.elements / row.copies for row in ledger.weights if row.matrix and row.part == part])
+
+
+def _newton_schulz(row: Weight) -> Column:
+    """FLOPs of Muon's five Newton-Schulz iterations on a matrix of m x n, m <= n: each makes X Xt, its square and their
+    sum times X, 4 m^2 n + 2 m^3 (Jordan et al. 2024). m follows from the elements and from rows plus columns."""
+    size, around = row.elements / row.copies, row.factored / row.copies
+    m = (around - np.sqrt(np.maximum(around * around - 4 * size, 0))) / 2
+    return 5 * row.copies * (4 * m * size + 2 * m**3)

@@ -135,7 +135,9 @@ def _layer_bytes(model: ModelSpec, work: Workload, layout: ResolvedLayout) -> fl
     return simple.activation_bytes_per_layer(s, layout.micro_batch, model.hidden, heads, layout.tp, _variant(layout))
 
 
-_ACTIVATIONS_PART = "fused attention keeps no s x s matrix and there is no dropout mask; KV heads, gate and kernel fusion change the rest"
+_ACTIVATIONS_PART = (
+    "fused attention keeps no s x s matrix and there is no dropout mask; KV heads, gate and fusion change the rest"
+)
 
 
 def _layer(model: ModelSpec, work: Workload, layout: ResolvedLayout, kernel: Kernel) -> SimpleRow:

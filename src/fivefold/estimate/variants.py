@@ -28,7 +28,7 @@ class Variants:
     forward_s, backward_s, again_s: [W, P] their sums.
     saved: [W, P] bytes kept from forward to backward; kept: what recomputation leaves of them.
     working, working_again: [W, P] largest working set of backward without and with recomputation.
-    logits, dense, expert, wgrad, matrix, factored: as in Cost, [W, P].
+    logits, dense, expert, wgrad_*, newton_schulz, matrix, factored: as in Cost, [W, P].
     """
 
     forward: np.ndarray
@@ -43,7 +43,9 @@ class Variants:
     logits: np.ndarray
     dense: np.ndarray
     expert: np.ndarray
-    wgrad: np.ndarray
+    wgrad_mixer: np.ndarray
+    wgrad_feed: np.ndarray
+    newton_schulz: np.ndarray
     matrix: np.ndarray
     factored: np.ndarray
     forward_s: np.ndarray
@@ -86,7 +88,9 @@ def variants(costs: tuple[Cost, ...], key: np.ndarray, kind: np.ndarray, modules
         logits=stack("logits_bytes"),
         dense=stack("dense"),
         expert=stack("expert"),
-        wgrad=stack("wgrad_bytes"),
+        wgrad_mixer=stack("wgrad_mixer"),
+        wgrad_feed=stack("wgrad_feed"),
+        newton_schulz=stack("newton_schulz"),
         matrix=stack("matrix"),
         factored=stack("factored"),
         forward_s=zero,

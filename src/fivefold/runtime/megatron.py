@@ -15,6 +15,8 @@ PROFILE = Profile(
     zero_stages=(0, 1),
     attention_kernels=("cudnn",),
     vocab_multiple=128,
+    norms_fused_into_linears=True,
+    fp8_saves_inputs=True,
     fused_glu=True,
     cached_wgrad_buffers=True,
     head_wgrad_placeholder=True,
@@ -46,6 +48,8 @@ PROFILE = Profile(
             "Transformer Engine with fused weight-gradient accumulation hands autograd one cached "
             "placeholder per weight shape; agrees with 27 single-node B200 rows to 1%"
         ),
+        "norms_fused_into_linears": "Megatron-Core layer specs: TELayerNormColumnParallelLinear",
+        "fp8_saves_inputs": "Transformer Engine's linear modules save the quantised input (from memory)",
         "workspace_bytes": (
             "fit: constant left over in the single-node B200 allocations of published Megatron-LM runs "
             "(llama3-70b-12L and llama3-405b-4L, 8 layouts)"

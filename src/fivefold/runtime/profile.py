@@ -23,6 +23,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     attention_kernels: flash-attention kernels in order of preference, as named in the GPU's compute curve; where it has
         none of them its usual one runs.
     vocab_multiple: the vocabulary is padded to a multiple of this times tp; 1 means to a multiple of tp alone.
+    norms_fused_into_linears: the norm before a dense projection is part of that linear layer.
+    fp8_saves_inputs: under fp8 the quantised input of a linear is kept for backward instead of the input itself.
     fused_glu: the gate's activation and product are one kernel that saves only its two inputs.
     cached_wgrad_buffers: the runtime keeps one low-precision placeholder per distinct weight shape as the
         gradient that it hands to autograd while the true one is accumulated in fp32 elsewhere.
@@ -62,6 +64,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     zero_stages: tuple[int, ...]
     attention_kernels: tuple[str, ...]
     vocab_multiple: int
+    norms_fused_into_linears: bool
+    fp8_saves_inputs: bool
     fused_glu: bool
     cached_wgrad_buffers: bool
     head_wgrad_placeholder: bool

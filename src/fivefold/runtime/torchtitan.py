@@ -15,6 +15,8 @@ PROFILE = Profile(
     zero_stages=(2, 3),
     attention_kernels=("fa2",),
     vocab_multiple=1,
+    norms_fused_into_linears=False,
+    fp8_saves_inputs=False,
     fused_glu=False,
     cached_wgrad_buffers=False,
     head_wgrad_placeholder=False,
@@ -45,6 +47,7 @@ PROFILE = Profile(
             "torchtitan's FeedForward in eager mode: silu, product and projection save four tensors of the "
             "intermediate size"
         ),
+        "fp8_saves_inputs": "torchao float8 linear saves the high-precision input for backward",
         "prefetch_blocks": (
             "PyTorch documentation, fully_shard: the next block is gathered while the current one computes"
         ),

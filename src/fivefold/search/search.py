@@ -38,6 +38,7 @@ OBJECTIVES: tuple[Objective, ...] = ("tokens_per_s", "gpus", "memory", "time", "
 # Layouts priced at least, in order of their bounds, so that the Pareto front sees more than the very fastest.
 _PRICED_AT_LEAST = 25_000
 _CHUNK = 8192
+_MEMORY_CHUNK = 16_384  # layouts whose memory is computed at once: what stays in the processor's cache
 _PARETO_SHOWN = 8
 _UNFIT_PRICED = 2000
 
@@ -92,7 +93,7 @@ def plan(
 
 def search(problem: Problem, runtime: str, pins: dict[str, tuple[Any, ...]]) -> Found:
     """Enumerate, prune and price; see Found."""
-    candidates = Space(problem, pins).columns()
+    candidates = Space(problem, pins, runtime).columns()
     valid = valid_mask(candidates, rule_context(problem.model, problem.cluster, problem.work, runtime))
     columns = candidates.take(np.flatnonzero(valid))
     if not len(columns):
@@ -100,7 +101,8 @@ def search(problem: Problem, runtime: str, pins: dict[str, tuple[Any, ...]]) -> 
         return Found(problem, candidates, columns, none, empty, empty, none, none, empty, 0)
     kernel = Kernel(problem, columns)
     everyone = np.arange(len(columns))
-    reserved = kernel.reserved(everyone, kernel.peak_memory(everyone))
+    parts = [everyone[at : at + _MEMORY_CHUNK] for at in range(0, len(everyone), _MEMORY_CHUNK)]
+    reserved = np.concatenate([kernel.reserved(part, kernel.peak_memory(part)) for part in parts])
     fits = reserved <= problem.cluster.gpu.memory_bytes
     fitting, unfit = everyone[fits], everyone[~fits]
     rows, seconds, bounded = _price(kernel, fitting)

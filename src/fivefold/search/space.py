@@ -1,21 +1,23 @@
 """The space of layouts: every combination of the options' values, built column by column.
 
-Each step crosses what there is with one option's values and drops at once what cannot divide, so that a million
-candidates cost some hundredths of a second. Rules decide afterwards; nothing here is a preference.
+Each step crosses what there is with one option's values and drops at once what cannot divide and what a rule on the
+options so far refuses, so that a million candidates cost some tenths of a second. Nothing here is a preference.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from fivefold.errors import FivefoldError
 from fivefold.estimate import Problem
 from fivefold.layout.columns import ALL_LAYERS, Columns, mask_of
+from fivefold.estimate.estimate import rule_context
 from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, SCHEDULES
+from fivefold.layout.rules.engine import rules_for
 from fivefold.layout.stages import split_policy
 from fivefold.model.spec import Experts, LatentAttention
 
@@ -24,6 +26,8 @@ Table = dict[str, Ints]
 
 # Micro-batches beyond this many sequences only add memory: the matrix products have long been full.
 _LARGEST_MICRO_BATCH = 64
+_MOST_TOKENS = 131_072  # of a micro-batch on one rank
+_REFUSED_SHOWN = 2000  # candidates kept when every one is refused
 _FULL, _SELECTIVE = RECOMPUTE_KINDS.index("full"), RECOMPUTE_KINDS.index("selective")
 _AFAB, _1F1B, _INTERLEAVED = (SCHEDULES.index(name) for name in ("afab", "1f1b", "interleaved"))
 # Named parts whose recomputation frees memory under fused attention; the attention core alone frees next to nothing
@@ -70,21 +74,26 @@ class StageCounts(NamedTuple):
 
 @dataclass(slots=True)
 class Space:
-    """The values that are searched, by option; a pinned option has only the user's."""
+    """The values that are searched, by option; a pinned option has only the user's.
+
+    runtime: as the user names it, with its version; the problem's profile by default.
+    """
 
     problem: Problem
     pins: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    runtime: str = ""
 
     def columns(self) -> Columns:
         """Every candidate whose degrees divide the GPUs and the batch. FivefoldError when pins leave none."""
         table = self._degrees()
         table = self._expert_degrees(table)
+        table = self._legal(self._sequence_parallel(table))
         table = self._micro_batches(table)
-        table = self._schedules(table)
-        table = self._uneven_stages(table)
-        table = self._sharding(table)
+        table = self._legal(self._schedules(table))
+        table = self._legal(self._uneven_stages(table))
+        table = self._legal(self._sharding(table))
         table = self._recompute(table)
-        table = self._switches(table)
+        table = self._overlaps(table)
         if not len(table["tp"]):
             raise self._empty()
         replicate = table.pop("dp_replicate")
@@ -126,7 +135,11 @@ class Space:
         sizes = self._values("micro_batch", [d for d in _divisors(batch) if d <= _LARGEST_MICRO_BATCH])
         table = _cross(table, micro_batch=sizes)
         dp = world // (table["tp"] * table["cp"] * table["pp"])
-        return _keep(table, batch % (table["micro_batch"] * dp) == 0)
+        table = _keep(table, batch % (table["micro_batch"] * dp) == 0)
+        if "micro_batch" in self.pins:
+            return table
+        tokens = table["micro_batch"] * self.problem.work.seq_len // table["cp"]
+        return _keep(table, (table["micro_batch"] == 1) | (tokens <= _MOST_TOKENS))
 
     def _schedules(self, table: Table) -> Table:
         layers = self.problem.model.layers
@@ -268,15 +281,34 @@ class Space:
         powers = [1 << power for power in range(10) if 1 << power < self.problem.model.layers]
         return [ALL_LAYERS, *powers]
 
-    def _switches(self, table: Table) -> Table:
-        """Sequence parallelism and the overlap flags; overlaps keep their defaults unless pinned."""
+    def _sequence_parallel(self, table: Table) -> Table:
         wanted = self.pins.get("sequence_parallel", (True, False))
         table = _cross(table, sp=np.array([bool(value) for value in wanted]))
-        table = _keep(table, (table["tp"] > 1) | ~table["sp"] | (not any(not value for value in wanted)))
+        return _keep(table, (table["tp"] > 1) | ~table["sp"] | (not any(not value for value in wanted)))
+
+    def _overlaps(self, table: Table) -> Table:
+        """Overlaps keep their defaults unless pinned."""
         for name in ("overlap_grad", "overlap_param", "overlap_tp", "overlap_ep"):
             if name in self.pins:
                 table = _cross(table, **{name: np.array([bool(value) for value in self.pins[name]])})
         return table
+
+    def _legal(self, table: Table) -> Table:
+        """The rows that no rule refuses whatever the options still to come; of a table without any, some rows, from
+        which the refusal can be explained."""
+        known = _Known(table, self.problem.cluster.gpus, self.problem.work.global_batch)
+        alive = np.ones(len(table["tp"]), dtype=bool)
+        problem = self.problem
+        runtime = self.runtime or problem.runtime.name
+        context = rule_context(problem.model, problem.cluster, problem.work, runtime)
+        for rule in rules_for(context):
+            try:
+                alive &= rule.holds(cast(Columns, known), context)
+            except _NotYetKnownError:
+                continue
+        if alive.any() or not len(alive):
+            return _keep(table, alive)
+        return _keep(table, np.unique(np.linspace(0, len(alive) - 1, _REFUSED_SHOWN).astype(int)))
 
     # ---------------------------------------------------------------- values
 
@@ -294,6 +326,30 @@ class Space:
             option="--" + next(iter(self.pins), "gbs").replace("_", "-"),
             value=pinned,
         )
+
+
+class _NotYetKnownError(Exception):
+    """A rule asked for an option that the table does not have yet."""
+
+
+class _Known:
+    """The columns of a table in the making, and what follows from them, as rules read them."""
+
+    def __init__(self, table: Table, world: int, batch: int) -> None:
+        self._columns = dict(table)
+        columns = self._columns
+        if {"tp", "cp", "pp"} <= columns.keys():
+            columns["dp"] = world // (columns["tp"] * columns["cp"] * columns["pp"])
+            if "micro_batch" in columns:
+                columns["num_micro_batches"] = batch // np.maximum(columns["micro_batch"] * columns["dp"], 1)
+        if {"etp", "ep", "pp"} <= columns.keys():
+            columns["edp"] = world // (columns["etp"] * columns["ep"] * columns["pp"])
+
+    def __getattr__(self, name: str) -> Ints:
+        try:
+            return self._columns[name]
+        except KeyError:
+            raise _NotYetKnownError(name) from None
 
 
 def checked_pins(pins: dict[str, Any] | None) -> dict[str, tuple[Any, ...]]:

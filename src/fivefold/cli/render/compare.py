@@ -61,7 +61,8 @@ def verdict_words(found: Comparison) -> str:
         return f"{' and '.join(sides)} would not start, so there is nothing to compare."
     basis = "on one question" if found.same_question else "of different questions"
     if found.faster == "tie":
-        return f"b is {found.speedup - 1:+.1%} in tokens/s: nearer than predictions {basis} tell apart (+-{found.tie_spread:.0%})."
+        apart = f"nearer than predictions {basis} tell apart (+-{found.tie_spread:.0%})"
+        return f"b is {found.speedup - 1:+.1%} in tokens/s: {apart}."
     share = found.speedup if found.faster == "b" else 1 / found.speedup
     unfit = "" if (found.b if found.faster == "b" else found.a).fits else ", but it does not fit"
     return f"{found.faster} is faster: {share - 1:.1%} more tokens/s{unfit}."

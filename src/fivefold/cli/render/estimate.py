@@ -62,6 +62,8 @@ def detail(found: Estimate) -> list[RenderableType]:
     parts: list[RenderableType] = []
     if found.memory is not None:
         parts += [heading("Memory", _peak_words(found.memory)), memory_table(found.memory)]
+        if len(_stage_classes(found.memory.stages)) > _MOST_STAGES:
+            parts.append(Text("Some stages in the middle are left out; --json has all.", style="dim"))
     if found.step is not None:
         parts += [heading("Step", _step_words(found.step)), step_table(found.step)]
     return parts
@@ -132,13 +134,20 @@ def memory_table(memory: Memory) -> Table:
     table = plain_table(
         ("stage", "<"), *((_SHORT.get(name, name), ">") for name in names), ("peak", ">"), ("held", ">")
     )
-    for label, stage in classes[:_MOST_STAGES]:
+    for label, stage in _shown(classes):
         style = "bold" if stage.peak_bytes == memory.peak_bytes else None
         row = [gigabytes(stage.breakdown.get(name, 0)) for name in names]
         table.add_row(label, *row, gigabytes(stage.peak_bytes), f"{stage.in_flight:.3g}", style=style)
-    if len(classes) > _MOST_STAGES:
-        table.caption = f"{len(classes) - _MOST_STAGES} more stages are in --json"
     return table
+
+
+def _shown(classes: list[tuple[str, StageMemory]]) -> list[tuple[str, StageMemory]]:
+    """All rows, or of many the first, the last and the fullest; --json has the rest."""
+    if len(classes) <= _MOST_STAGES:
+        return classes
+    fullest = max(range(len(classes)), key=lambda at: classes[at][1].peak_bytes)
+    last = range(len(classes) - _MOST_STAGES // 3, len(classes))
+    return [classes[at] for at in sorted({*range(_MOST_STAGES // 2), fullest, *last})]
 
 
 _SHORT = {"weights": "weights", "gradients": "grads", "optimizer": "optim", "activations": "activ", "buffers": "buffer"}
@@ -163,9 +172,10 @@ def _stage_classes(stages: Sequence[StageMemory]) -> list[tuple[str, StageMemory
 
 
 def _step_words(step: Step) -> str:
+    mfu = step.mfu
     return (
-        f"{interval(step)}, 80% interval; {step.tokens_per_s_per_gpu:,.0f} tokens/s/GPU; MFU causal {percent(step.mfu.causal)}, "
-        f"noncausal {percent(step.mfu.noncausal)}, hardware {percent(step.mfu.hardware)}"
+        f"{interval(step)}, 80% interval; {step.tokens_per_s_per_gpu:,.0f} tokens/s/GPU\n"
+        f"MFU {percent(mfu.causal)} causal, {percent(mfu.noncausal)} noncausal, {percent(mfu.hardware)} hardware"
     )
 
 
@@ -247,6 +257,10 @@ def closing(
         parts += [heading("Budget"), Text(f"  {_budget_words(budget)}")]
     if ramp is not None:
         parts += [heading("Ramp-up", f"{len(ramp.steps)} levels of {ramp.increment} sequences"), _ramp_table(ramp)]
+        start, increment, samples = ramp.megatron_rampup
+        parts.append(
+            Text(f"then {ramp.end:,}. Megatron: --rampup-batch-size {start} {increment} {samples}", style="dim")
+        )
     if notes:
         parts += [heading("Notes"), *(bullet(note) for note in notes)]
     if question.defaults:
@@ -279,7 +293,4 @@ def _ramp_table(ramp: RampPlan) -> Table:
         table.add_row(
             f"{step.global_batch:,}", f"{step.num_micro_batches:,}", f"{step.iterations:,}", count(step.tokens)
         )
-    start, increment, samples = ramp.megatron_rampup
-    table.caption = f"then {ramp.end:,}; Megatron: --rampup-batch-size {start} {increment} {samples}"
-    table.caption_justify = "left"
     return table

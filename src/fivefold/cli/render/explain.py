@@ -31,11 +31,9 @@ def dp_limit_view(cluster: Cluster, limit: DpLimit) -> Group:
         ("with one network card per ring", limit.tokens_one_card),
     ):
         table.add_row(name, f"{tokens:,.0f}", count(tokens * limit.dp))
-    where = Text(
-        f"on {cluster.gpus:,} x {cluster.gpu.name}, {limit.achieved_flops_per_s / 1e12:,.0f} TFLOP/s achieved per GPU\n",
-        style="dim",
-    )
-    return Group(title, where, table, *(bullet(sentence) for sentence in limit.sentences))
+    achieved = f"{limit.achieved_flops_per_s / 1e12:,.0f} TFLOP/s achieved per GPU"
+    title.append(f"on {cluster.gpus:,} x {cluster.gpu.name}, {achieved}", style="not bold dim")
+    return Group(title, table, *(bullet(sentence) for sentence in limit.sentences))
 
 
 def axes_view(table: AxesTable) -> Group:
@@ -104,4 +102,6 @@ def _value_words(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, dict):
         return "\n".join(f"{key} {_value_words(item)}" for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_value_words, value))
     return "-" if value is None else str(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fivefold.layout.layout import Recompute, ResolvedLayout
 
 # What tables call the parts that selective recomputation names.
-_SHORT_PARTS = {"layernorm": "norm", "core_attn": "attn", "mla_up_proj": "mla-up", "moe_act": "moe-act"}
+_SHORT_PARTS = {"layernorm": "norm", "core_attn": "attn", "mla_up_proj": "mla", "moe_act": "act"}
 
 
 def recompute_words(recompute: Recompute, *, short: bool = False) -> str:

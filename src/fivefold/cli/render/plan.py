@@ -24,6 +24,8 @@ _OBJECTIVES = {
     "time": "shortest run",
     "cost": "cheapest run",
 }
+_DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp")
+_ALWAYS = ("tp", "pp", "dp")
 _REASON_STYLES = {"slower": "yellow", "memory": "red", "rule": "magenta"}
 
 
@@ -96,13 +98,12 @@ def counts_line(found: Plan) -> Text:
 def layouts_table(found: Plan, plans: Iterable[Estimate]) -> Table:
     """One row per layout: degrees, options, memory, time."""
     rows = list(plans)
-    experts = any(each.layout.ep > 1 for each in rows)
-    degrees = ("TP", "CP", "PP", "DP", *(("EP", "ETP") if experts else ()))
+    degrees = [name for name in _DEGREES if name in _ALWAYS or any(getattr(each.layout, name) > 1 for each in rows)]
     table = plain_table(
-        *((name, ">") for name in degrees),
+        *((name.upper(), ">") for name in degrees),
         ("ZeRO", "<"),
         ("recompute", "<"),
-        ("schedule", "<"),
+        ("sched.", "<"),
         ("mbs x m", ">"),
         ("GB", ">"),
         ("step (80%)", ">"),
@@ -114,12 +115,12 @@ def layouts_table(found: Plan, plans: Iterable[Estimate]) -> Table:
         if each.memory is None or each.step is None:
             continue
         layout = each.layout
-        numbers = [layout.tp, layout.cp, layout.pp, layout.dp, *((layout.ep, layout.etp) if experts else ())]
+        numbers = [getattr(layout, name) for name in degrees]
         table.add_row(
             *(str(number) if number > 1 else "·" for number in numbers),
             zero_words(layout),
             recompute_words(layout.recompute, short=True),
-            schedule_words(layout).replace("interleaved", "interl."),
+            schedule_words(layout).replace("interleaved", "1f1b"),
             f"{layout.micro_batch} x {layout.num_micro_batches}",
             gigabytes(each.memory.reserved_bytes),
             interval(each.step),

@@ -9,8 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-Side = Literal["<", ">"]
-_JUSTIFY: dict[Side, Literal["left", "right"]] = {"<": "left", ">": "right"}
+_JUSTIFY: dict[str, Literal["left", "right"]] = {"<": "left", ">": "right"}
 _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 # One colour per owner of the step and of memory, the same in every view.
 OWNER_STYLES = {
@@ -70,8 +69,8 @@ def percent(value: float) -> str:
     return f"{value:.1%}"
 
 
-def plain_table(*heads: tuple[str, Side], title: str | None = None) -> Table:
-    """A table with one rule under its heads, and no other lines."""
+def plain_table(*heads: tuple[str, str], title: str | None = None) -> Table:
+    """A table with one rule under its heads, and no other lines. heads: names, and < or > for the side they keep to."""
     table = Table(
         box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", header_style="bold", pad_edge=False
     )

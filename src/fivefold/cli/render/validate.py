@@ -42,15 +42,17 @@ def _sources(rows: Iterable[SourceErrors]) -> Table:
         ("GPU", "<"),
         ("runtime", "<"),
         ("n", ">"),
-        ("time: median", ">"),
-        ("p90", ">"),
-        ("bias", ">"),
-        ("in 80%", ">"),
-        ("order", ">"),
-        ("memory: median", ">"),
-        ("p90", ">"),
-        ("bias", ">"),
+        ("time:\nmedian", ">"),
+        ("\np90", ">"),
+        ("\nbias", ">"),
+        ("\nin 80%", ">"),
+        ("\norder", ">"),
+        ("memory:\nmedian", ">"),
+        ("\np90", ">"),
+        ("\nbias", ">"),
     )
+    for column in table.columns[:3]:
+        column.no_wrap = True
     table.padding = (0, 1, 0, 0)
     for each in rows:
         table.add_row(
@@ -104,8 +106,8 @@ def _reasons(skipped: Iterable[Skipped]) -> list[RenderableType]:
 
 
 def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
+    return "-" if value is None else f"{value:.1%}" if abs(value) < 0.0995 else f"{value:.0%}"
 
 
 def _signed(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.1%}"
+    return "-" if value is None else f"{value:+.1%}" if abs(value) < 0.0995 else f"{value:+.0%}"

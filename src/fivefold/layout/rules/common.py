@@ -41,7 +41,7 @@ def modules_possible(x: Context) -> int:
     """Mask of the recompute modules that the model has."""
     present = {
         "core_attn": True,
-        "layernorm": True,
+        "layernorm": x.has_mla or x.is_moe or not x.profile.norms_fused_into_linears,
         "mlp": x.has_dense_feed,
         "moe": x.is_moe,
         "moe_act": x.is_moe,

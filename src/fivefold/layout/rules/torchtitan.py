@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fivefold.layout.columns import ALL_LAYERS, CORE_ATTENTION_MASK, Columns
-from fivefold.layout.rules.common import A2A
+from fivefold.layout.columns import ALL_LAYERS, Columns
+from fivefold.layout.rules.common import A2A, SELECTIVE
 from fivefold.layout.rules.context import Context
 from fivefold.layout.rules.rule import Holds, Rule
 
@@ -212,12 +212,13 @@ TORCHTITAN: tuple[Rule, ...] = (
         source="torchtitan activation checkpoint modes, from memory",
     ),
     Rule(
-        id="torchtitan-recompute-modules",
-        option="--recompute-modules",
-        field="recompute_modules",
+        id="torchtitan-recompute-selective",
+        option="--recompute",
+        field="recompute_kind",
         runtimes=_ONLY,
-        holds=lambda c, x: (c.recompute_modules == 0) | (c.recompute_modules == CORE_ATTENTION_MASK),
-        message="Selective recompute follows the runtime's own list of operations; leave out the modules ({value}).",
+        holds=lambda c, x: c.recompute_kind != SELECTIVE,
+        message="The selective mode of this runtime works on a list of operations, not on modules, and is not modelled "
+        "here: choose none or full.",
         source="torchtitan activation checkpoint modes, from memory",
     ),
     Rule(

@@ -36,7 +36,7 @@ def axes(
 
     if global_batch is None and (micro_batch, dp) != (1, 1):
         raise FivefoldError(
-            "--micro-batch and --dp only serve to say how far data parallelism can grow, which takes --global-batch too.",
+            "--micro-batch and --dp say how far data parallelism can grow, which takes --global-batch too.",
             code="missing-option",
             option="--global-batch",
         )
