@@ -69,7 +69,12 @@ def test_defaults_are_used_and_echoed(run) -> None:
     document = run("estimate llama-3-8b --gpus 8 --tp 8 --json").document
     inputs = document["inputs"]
     work = inputs["workload"]
-    assert (work["seq_len"], work["precision"], work["grad_dtype"], work["optimizer"]) == (8192, "bf16", "fp32", "adamw")
+    assert (work["seq_len"], work["precision"], work["grad_dtype"], work["optimizer"]) == (
+        8192,
+        "bf16",
+        "fp32",
+        "adamw",
+    )
     assert work["seq_len"] * work["global_batch"] == 4 * 1024 * 1024
     assert document["layout"]["zero"] == 1
     assert document["layout"]["sequence_parallel"] is True
@@ -140,9 +145,9 @@ def test_mtp_adds_the_module(run) -> None:
 
 def test_imbalance_costs_time(run) -> None:
     seconds = [
-        run(f"estimate mixtral-8x7b --gpus 8 --ep 8 --gbs 8 --seq 1024 --moe-imbalance {value} --json").document["step"][
-            "seconds"
-        ]["value"]
+        run(f"estimate mixtral-8x7b --gpus 8 --ep 8 --gbs 8 --seq 1024 --moe-imbalance {value} --json").document[
+            "step"
+        ]["seconds"]["value"]
         for value in (1.0, 1.5)
     ]
     assert seconds[1] > seconds[0]

@@ -46,6 +46,7 @@ def build_app(called: str | None = None) -> App:
         help_format="plaintext",
         version=f"fivefold {__version__}",
         result_action="return_value",
+        suppress_keyboard_interrupt=False,
     )
     for name, place, line in COMMANDS:
         own = {} if name == "explain" else {"help_epilogue": ""}
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return failures.INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # rich makes a SystemExit of a closed pipe, and nothing else here exits
         _forget_stdout()
         return failures.BROKEN_PIPE
 

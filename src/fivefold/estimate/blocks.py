@@ -419,10 +419,9 @@ class BlockWriter:
             per_token = np.where(s.tp > 1, _SINGLE * s.tokens, 0.0)
             for name in ("maximum", "target logit", "sum of exponentials"):
                 ledger.exchanges.append(Exchange(f"loss {name}", "tp", "all_reduce", per_token, "forward"))
-        single = _SINGLE if self.runtime.logits_fp32_copy else _HALF
-        # The larger of two moments: the loss (logits and their fp32 copy) and the head's backward (gradient of the
-        # logits, placeholder of the weight gradient, gathered input, its gradient whole and scattered).
-        at_loss = (single + _HALF) * logits
+        # The larger of two moments: the loss (logits and what it computes from them) and the head's backward (gradient
+        # of the logits, placeholder of the weight gradient, gathered input, its gradient whole and scattered).
+        at_loss = self.runtime.loss_bytes_per_logit * logits
         at_backward = _HALF * logits
         if self.runtime.head_wgrad_placeholder:
             at_backward = at_backward + _HALF * columns * h

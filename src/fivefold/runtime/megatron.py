@@ -20,7 +20,7 @@ PROFILE = Profile(
     fused_glu=True,
     cached_wgrad_buffers=True,
     head_wgrad_placeholder=True,
-    logits_fp32_copy=True,
+    loss_bytes_per_logit=6,
     workspace_bytes=60 * _MIB,
     context_bytes=640 * _MIB,
     nccl_bytes_per_group=128 * _MIB,
@@ -50,6 +50,7 @@ PROFILE = Profile(
         ),
         "norms_fused_into_linears": "Megatron-Core layer specs: TELayerNormColumnParallelLinear",
         "fp8_saves_inputs": "Transformer Engine's linear modules save the quantised input (from memory)",
+        "loss_bytes_per_logit": "Megatron-Core vocab-parallel cross-entropy: bf16 logits and an fp32 copy, used in place",
         "workspace_bytes": (
             "fit: constant left over in the single-node B200 allocations of published Megatron-LM runs "
             "(llama3-70b-12L and llama3-405b-4L, 8 layouts)"

@@ -29,7 +29,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     cached_wgrad_buffers: the runtime keeps one low-precision placeholder per distinct weight shape as the
         gradient that it hands to autograd while the true one is accumulated in fp32 elsewhere.
     head_wgrad_placeholder: likewise for the output head, allocated during its backward only.
-    logits_fp32_copy: the loss works on an fp32 copy of the logits.
+    loss_bytes_per_logit: bytes per logit alive at the worst moment of the loss.
     expert_first_dim_padding: rows that each expert's batch is padded to.
     workspace_bytes: what libraries take inside the caching allocator (cuBLAS workspaces and the like).
     context_bytes: driver context and kernels, outside the allocator.
@@ -69,7 +69,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     fused_glu: bool
     cached_wgrad_buffers: bool
     head_wgrad_placeholder: bool
-    logits_fp32_copy: bool
+    loss_bytes_per_logit: int
     workspace_bytes: int
     context_bytes: int
     nccl_bytes_per_group: int

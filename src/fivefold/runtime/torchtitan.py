@@ -20,7 +20,7 @@ PROFILE = Profile(
     fused_glu=False,
     cached_wgrad_buffers=False,
     head_wgrad_placeholder=False,
-    logits_fp32_copy=True,
+    loss_bytes_per_logit=14,
     workspace_bytes=60 * _MIB,
     context_bytes=640 * _MIB,
     nccl_bytes_per_group=128 * _MIB,
@@ -51,6 +51,7 @@ PROFILE = Profile(
         "prefetch_blocks": (
             "PyTorch documentation, fully_shard: the next block is gathered while the current one computes"
         ),
+        "loss_bytes_per_logit": "eager cross-entropy: bf16 logits, fp32 copy, fp32 log-softmax and fp32 gradient",
         "workspace_bytes": "as megatron: the same libraries",
         "fragmentation": "from memory: reserved over allocated of eager FSDP2 runs",
         "context_bytes": "from memory: CUDA context with loaded kernels on H100, about 0.5 to 0.7 GiB",

@@ -38,6 +38,7 @@ OBJECTIVES: tuple[Objective, ...] = ("tokens_per_s", "gpus", "memory", "time", "
 # Layouts priced at least, in order of their bounds, so that the Pareto front sees more than the very fastest.
 _PRICED_AT_LEAST = 25_000
 _CHUNK = 8192
+_FRONT_CHUNK = 256
 _MEMORY_CHUNK = 16_384  # layouts whose memory is computed at once: what stays in the processor's cache
 _PARETO_SHOWN = 8
 _UNFIT_PRICED = 2000
@@ -105,33 +106,52 @@ def search(problem: Problem, runtime: str, pins: dict[str, tuple[Any, ...]]) -> 
     reserved = np.concatenate([kernel.reserved(part, kernel.peak_memory(part)) for part in parts])
     fits = reserved <= problem.cluster.gpu.memory_bytes
     fitting, unfit = everyone[fits], everyone[~fits]
-    rows, seconds, bounded = _price(kernel, fitting)
-    return Found(
-        problem, candidates, columns, rows, seconds, reserved[rows], bounded, unfit, reserved[unfit], len(fitting)
-    )
+    rows, seconds, weights, bounded = _price(kernel, fitting, reserved[fitting])
+    return Found(problem, candidates, columns, rows, seconds, weights, bounded, unfit, reserved[unfit], len(fitting))
 
 
-def _price(kernel: Kernel, fitting: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(rows fastest first, their seconds, rows that their bound excluded).
+def _price(
+    kernel: Kernel, fitting: np.ndarray, reserved: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(rows fastest first, their seconds and reserved bytes, rows that their bound excluded).
 
     Layouts are priced in the order of their lower bounds, until the next bound lies beyond the best time and all that
-    could tie with it.
+    could tie with it; then those that could still lie on the front of memory and time.
     """
     bound = kernel.lower_bound(fitting)
     order = np.argsort(bound, kind="stable")
     tie = 1 + kernel.problem.runtime.tie_spread
+    seconds = np.full(len(fitting), np.nan)
     done, best = 0, np.inf
-    parts: list[np.ndarray] = []
     while done < len(order):
         take = order[done : done + (_PRICED_AT_LEAST if done == 0 else _CHUNK)]
         if done and bound[take[0]] > best * tie:
             break
-        parts.append(kernel.step_seconds(fitting[take]))
-        best = min(best, float(parts[-1].min()))
+        seconds[take] = kernel.step_seconds(fitting[take])
+        best = min(best, float(seconds[take].min()))
         done += len(take)
-    seconds = np.concatenate(parts) if parts else np.zeros(0)
-    fastest = np.argsort(seconds, kind="stable")
-    return fitting[order[:done]][fastest], seconds[fastest], fitting[order[done:]]
+    while len(take := _maybe_on_front(bound, seconds, reserved)):
+        seconds[take] = kernel.step_seconds(fitting[take])
+    priced = np.flatnonzero(~np.isnan(seconds))
+    fastest = priced[np.lexsort((reserved[priced], seconds[priced]))]
+    return fitting[fastest], seconds[fastest], reserved[fastest], fitting[np.isnan(seconds)]
+
+
+def _maybe_on_front(bound: np.ndarray, seconds: np.ndarray, reserved: np.ndarray) -> np.ndarray:
+    """Up to a chunk of the positions without a time that no priced layout beats for certain, lightest first.
+
+    bound, reserved: of every fitting layout. seconds: nan where it is not priced.
+    """
+    left = np.flatnonzero(np.isnan(seconds))
+    priced = np.flatnonzero(~np.isnan(seconds))
+    if not len(left) or not len(priced):
+        return left
+    by_time = priced[np.argsort(seconds[priced], kind="stable")]
+    lightest = np.minimum.accumulate(reserved[by_time])
+    faster = np.searchsorted(seconds[by_time], bound[left], side="right")
+    beaten = (faster > 0) & (lightest[np.maximum(faster - 1, 0)] <= reserved[left])
+    left = left[~beaten]
+    return left[np.lexsort((bound[left], reserved[left]))][:_FRONT_CHUNK]
 
 
 def _fewest_gpus(problem: Problem, runtime: str, pins: dict[str, tuple[Any, ...]]) -> Problem:
@@ -212,11 +232,12 @@ def _ranked(found: Found, objective: Objective) -> np.ndarray:
 
 
 def active_axes(columns: Columns, rows: np.ndarray) -> np.ndarray:
-    """How many axes a layout uses beside plain data parallelism, [n]."""
+    """How many axes a layout uses beside plain data parallelism, [n]. TP without sequence parallelism counts as one
+    more: it is the unusual choice of the two."""
     c = columns
     axes = (c.tp, c.cp, c.pp, c.ep, c.etp, np.where(c.zero > 0, c.dp_replicate, 1), c.vpp)
     count = sum((axis[rows] > 1).astype(np.int64) for axis in axes)
-    return count + (c.recompute_kind[rows] > 0)
+    return count + (c.recompute_kind[rows] > 0) + ((c.tp[rows] > 1) & ~c.sp[rows])
 
 
 def _distinct_degrees(found: Found, ranked: np.ndarray, top: int) -> list[int]:
@@ -292,15 +313,17 @@ def _more_memory(found: Found, first: Estimate) -> Limit | None:
     target = first.step.seconds.value * (1 - found.problem.runtime.tie_spread)
     smallest = np.argsort(found.unfit_reserved, kind="stable")
     smallest = smallest[bound[smallest] < target][:_UNFIT_PRICED]
-    if not len(smallest):
+    for first_of_chunk in range(0, len(smallest), _FRONT_CHUNK):
+        chunk = smallest[first_of_chunk : first_of_chunk + _FRONT_CHUNK]
+        seconds = kernel.step_seconds(chunk)
+        faster = np.flatnonzero(seconds < target)
+        if len(faster):
+            at = faster[0]
+            break
+    else:
         return None
-    seconds = kernel.step_seconds(smallest)
-    faster = np.flatnonzero(seconds < target)
-    if not len(faster):
-        return None
-    at = faster[0]
-    words = layout_words(found.columns.row(int(found.unfit_rows[smallest[at]])))
-    reserved = float(found.unfit_reserved[smallest[at]])
+    words = layout_words(found.columns.row(int(found.unfit_rows[chunk[at]])))
+    reserved = float(found.unfit_reserved[chunk[at]])
     return memory_limit(float(seconds[at]), reserved, first.step.seconds.value, words)
 
 

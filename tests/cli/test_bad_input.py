@@ -1,0 +1,175 @@
+"""Whatever is typed, the answer is a document or a paragraph with a documented exit code, never a traceback."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+BAD = [
+    ("plan", "MODEL"),
+    ("plan gpt2", "--gpus"),
+    ("plan gpt2 --gpus 0", "--gpus"),
+    ("plan gpt2 --gpus -8", "--gpus"),
+    ("plan gpt2 --gpus 99999999999", "--gpus"),
+    ("plan gpt2 --gpus eight", "--gpus"),
+    ("plan gpt2 --gpus", "--gpus"),
+    ("plan gpt2 --gpus 8 --gpu h1000", "--gpu"),
+    ("plan gpt2 --gpus 8 --gpu h100-sxm --cluster x.toml", "--gpu"),
+    ("plan gpt2 --cluster no-such-file.toml", "--cluster"),
+    ("plan gpt2 --gpus 8 --tp two", "--tp"),
+    ("plan gpt2 --gpus 8 --tp 2,,4", "--tp"),
+    ("plan gpt2 --gpus 8 --tp 0", "--tp"),
+    ("plan gpt2 --gpus 8 --tp 2.5", "--tp"),
+    ("plan gpt2 --gpus 8 --no-tp --tp 2", "--no-tp"),
+    ("plan gpt2 --gpus 8 --zero 4", "--zero"),
+    ("plan gpt2 --gpus 8 --recompute some", "--recompute"),
+    ("plan gpt2 --gpus 8 --recompute-modules attention", "--recompute-modules"),
+    ("plan gpt2 --gpus 8 --recompute-layers 0", "--recompute-layers"),
+    ("plan gpt2 --gpus 8 --schedule dualpipe", "--schedule"),
+    ("plan gpt2 --gpus 8 --cp-kind ring", "--cp-kind"),
+    ("plan gpt2 --gpus 8 --precision int8", "--precision"),
+    ("plan gpt2 --gpus 8 --optimizer lion", "--optimizer"),
+    ("plan gpt2 --gpus 8 --grad-dtype fp8", "--grad-dtype"),
+    ("plan gpt2 --gpus 8 --seq 8K", "--seq-len"),
+    ("plan gpt2 --gpus 8 --seq 0", "--seq-len"),
+    ("plan gpt2 --gpus 8 --gbs -1", "--global-batch"),
+    ("plan gpt2 --gpus 8 --gbs 8 --tokens-per-batch 4M", "--tokens-per-batch"),
+    ("plan gpt2 --gpus 8 --tokens-per-batch lots", "--tokens-per-batch"),
+    ("plan gpt2 --gpus 8 --ramp 1:2", "--ramp-up"),
+    ("plan gpt2 --gpus 8 --moe-imbalance nan", "--moe-imbalance"),
+    ("plan gpt2 --gpus 8 --moe-imbalance -1", "--moe-imbalance"),
+    ("plan gpt2 --gpus 8 --price 2", "--tokens"),
+    ("plan gpt2 --gpus 8 --tokens 1B --price inf", "--price"),
+    ("plan gpt2 --gpus 8 --objective fun", "--objective"),
+    ("plan gpt2 --gpus 8 --objective cost", "--tokens"),
+    ("plan gpt2 --gpus 8 --top 0", "--top"),
+    ("plan gpt2 --gpus 8 --runtime megatron@9.9", "--runtime"),
+    ("plan gpt2 --gpus 8 --runtime deepsped", "--runtime"),
+    ("plan gpt2 --gpus 8 --gbs 7 --mbs 3", None),
+    ("plan gpt2 --gpus 8 --layers 13", "layers"),
+    ("plan plan.toml --gpus 8", "MODEL"),
+    ("plan gpt2 --gpus 8 --tpp 2", "--tpp"),
+    ("plan gpt2 gpt3 --gpus 8", None),
+    ("plan gpt2 --gpus 8 --save /no/such/folder/plan.toml", "--save"),
+    ("estimate gpt2 --gpus 8 --tp 2,4", "--tp"),
+    ("estimate gpt2 --gpus 8 --tp 16", "--tp"),
+    ("estimate no-such.toml", "MODEL"),
+    ("compare gpt2 --gpus 8", "--b"),
+    ("compare gpt2 --gpus 8 --a tp --b pp=2", "--a"),
+    ("compare gpt2 --gpus 8 --a tpp=2 --b pp=2", "--a"),
+    ("compare gpt2 --gpus 8 --a tp=2,tp=4 --b pp=2", "--a"),
+    ("compare gpt2 --gpus 8 --a tp=2 --b pp=2 --ramp 8:16:1B", "--ramp"),
+    ("explain", None),
+    ("explain nothing", None),
+    ("explain axes --dp 4", "--global-batch"),
+    ("explain axes --gbs 0", "--global-batch"),
+    ("explain dp-limit --gpus 1", "--gpus"),
+    ("explain dp-limit --gpus 8 --mfu 40", "--mfu"),
+    ("explain dp-limit --gpus 8 --mfu nan", "--mfu"),
+    ("explain rules --runtime none", "--runtime"),
+    ("validate --source nobody", "--source"),
+    ("validate --data no-such-file.csv", "--data"),
+    ("models --color blue", "--color"),
+]
+
+
+@pytest.mark.parametrize(("command", "option"), [each for each in BAD if each[0] != "explain"])
+def test_bad_input_is_refused_with_the_users_own_option(run, command: str, option: str | None) -> None:
+    outcome = run(*command.split(), "--json")
+    assert outcome.code == 2, outcome
+    assert outcome.err == ""
+    error = outcome.document["error"]
+    assert error["code"] != "internal"
+    if option is not None:
+        assert error["option"] == option
+    assert len(error["message"]) > 20
+
+
+@pytest.mark.parametrize(
+    "command", ["plan gpt2 --gpus 8 --tpp 2", "pln gpt2", "plan lama-3-8b --gpus 8", "models --jsn"]
+)
+def test_a_slip_of_the_finger_is_answered_with_what_was_meant(run, command: str) -> None:
+    outcome = run(command)
+    assert outcome.code == 2
+    assert "id you mean" in outcome.err
+
+
+def test_a_hostile_configuration_is_refused(run, tmp_path) -> None:
+    for text in ("{", "[]", '{"model_type": "llama"}', '{"model_type": "llama", "hidden_size": 1e400}', "\x00"):
+        path = tmp_path / "config.json"
+        path.write_text(text)
+        outcome = run("plan", str(path), "--gpus", "8", "--json")
+        assert (outcome.code, outcome.document["error"]["code"] != "internal") == (2, True), text
+
+
+def test_a_bug_is_one_sentence_and_another_exit_code(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fivefold.model
+
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(fivefold.model, "models", broken)
+    outcome = run("models")
+    assert (outcome.code, outcome.out) == (70, "")
+    assert "ZeroDivisionError" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert outcome.err.count("\n") == 1
+    assert run("models --json").document["error"]["code"] == "internal"
+
+
+def test_ctrl_c(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fivefold.model
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fivefold.model, "models", interrupted)
+    outcome = run("models")
+    assert (outcome.code, outcome.err) == (130, "interrupted\n")
+
+
+NUMBERS = ("0", "1", "2", "3", "4", "8", "16", "1,2", "-1", "1e3", "x", "", "999999999999", "2147483648")
+WORDS = (
+    "none",
+    "full",
+    "selective",
+    "p2p",
+    "a2a",
+    "1f1b",
+    "afab",
+    "interleaved",
+    "all",
+    "layernorm",
+    "mlp,moe",
+    "#",
+    "é",
+)
+VALUED = (
+    "tp cp pp vpp ep etp zero mbs dp-replicate recompute recompute-layers recompute-modules cp-kind schedule "
+    "first-stage-layers last-stage-layers precision optimizer grad-dtype seq gbs tokens-per-batch tokens ramp runtime "
+    "layers gpus gpus-per-node moe-imbalance"
+).split()
+SWITCHES = "no-tp no-cp no-pp no-ep sequence-parallel no-sequence-parallel overlap-tp no-overlap-grad mtp".split()
+FLAGS = st.one_of(
+    st.tuples(
+        st.sampled_from(VALUED), st.one_of(st.sampled_from(NUMBERS), st.sampled_from(WORDS), st.text(max_size=8))
+    ),
+    st.tuples(st.sampled_from(SWITCHES), st.none()),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    model=st.sampled_from(["gpt2", "deepseek-v2-lite", "no-such-model"]),
+    flags=st.lists(FLAGS, max_size=5, unique_by=lambda flag: flag[0]),
+)
+def test_any_options_give_one_document_and_a_documented_code(run, model: str, flags: list) -> None:
+    words = ["estimate", model, "--gpus=8", "--gbs=16", "--json"]
+    for name, value in flags:
+        words = [word for word in words if not word.startswith(f"--{name}=")]
+        words.append(f"--{name}" if value is None else f"--{name}={value}")
+    outcome = run(*words)
+    assert outcome.code in (0, 1, 2), outcome
+    assert outcome.document["kind"] == ("error" if outcome.code == 2 else "estimate")
+    assert outcome.err == ""

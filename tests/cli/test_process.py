@@ -1,0 +1,70 @@
+"""What only a process of its own shows: start, pipes, what is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def fivefold(*words: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fivefold", *words], capture_output=True, text=True, check=False, **options
+    )
+
+
+def test_version() -> None:
+    from fivefold import __version__
+
+    done = fivefold("--version")
+    assert (done.returncode, done.stdout.split()[-1], done.stderr) == (0, __version__, "")
+
+
+def test_the_exit_code_is_the_processs() -> None:
+    assert fivefold("estimate", "gpt2", "--gpus", "8", "--tp", "3", "--gbs", "8").returncode == 1
+    assert fivefold("nonsense").returncode == 2
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    code = "import sys; from fivefold.cli.main import main; sys.exit(main(['explain', 'rules']))"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.wait(timeout=60) == 141
+        assert process.stderr.read() == b""
+
+
+def test_help_imports_no_numpy_and_planning_no_torch() -> None:
+    code = (
+        "import sys; from fivefold.cli.main import main; main(sys.argv[1:]); "
+        "sys.stderr.write(' '.join(name for name in ('numpy', 'torch', 'pandas', 'scipy') if name in sys.modules))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
+    assert shown.stderr == ""
+    words = ["plan", "gpt2", "--gpus", "2", "--gbs", "8"]
+    planned = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert planned.stderr == "numpy"
+
+
+def test_plain_ascii_output_where_nothing_else_can_be_written() -> None:
+    done = fivefold(
+        "estimate", "gpt2", "--gpus", "4", env={"PYTHONIOENCODING": "ascii", "PYTHONPATH": ":".join(sys.path)}
+    )
+    assert done.returncode == 0, done.stderr
+    assert "####" in done.stdout
+
+
+def test_progress_is_told_on_standard_error(capsys, monkeypatch) -> None:
+    from time import sleep
+
+    from fivefold.cli import progress
+
+    monkeypatch.setattr(progress, "PATIENCE_S", 0.01)
+    with progress.progress("Searching"):
+        sleep(0.1)
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.startswith("Searching ...")) == ("", True)
+    monkeypatch.setattr(progress, "PATIENCE_S", 10.0)
+    with progress.progress("Searching"):
+        pass
+    assert capsys.readouterr().err == ""
