@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fivefold.cluster import load_cluster as load_cluster
     from fivefold.errors import FivefoldError as FivefoldError
     from fivefold.estimate.estimate import estimate as estimate
+    from fivefold.estimate.planfile import load_plan as load_plan
     from fivefold.estimate.result import Estimate as Estimate
     from fivefold.layout import Layout as Layout
     from fivefold.layout import Overlap as Overlap
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from fivefold.model import load_model as load_model
     from fivefold.model import models as models
     from fivefold.model.spec import ModelSpec as ModelSpec
-    from fivefold.estimate.planfile import load_plan as load_plan
     from fivefold.search.result import Plan as Plan
     from fivefold.search.search import plan as plan
 

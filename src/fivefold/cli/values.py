@@ -132,7 +132,7 @@ def layout_text(option: str, text: str) -> LayoutFlags:
             )
         if name in fields:
             raise FivefoldError(
-                f"{option} names {name} twice.", code="bad-layout-text", option=option, value=text[:100]
+                f"{option} names {name} twice; give it once.", code="bad-layout-text", option=option, value=text[:100]
             )
         fields[name] = _switch(option, value.strip()) if name in _SWITCHES else value.strip().replace("+", ",")
     return LayoutFlags(**fields)

@@ -46,6 +46,7 @@ def follow_playbook(problem: Problem, runtime: str, best: Estimate) -> PlaybookP
         walk.pipeline_parallel,
         walk.fill_batch,
         walk.recompute,
+        walk.more_experts,
         walk.interleave,
         walk.micro_batch,
     ):
@@ -83,8 +84,25 @@ class _Walk:
             return
         domain = self.problem.cluster.spans[0]
         experts = min(feed.num_experts for feed in feeds)
-        chosen = self._first_usable("ep", [n for n in _powers(domain) if experts % n == 0], self._with_ep)
+        for ep in [n for n in reversed(_powers(domain)) if experts % n == 0]:
+            spread = self._price(replace(self.state.layout, ep=ep))
+            if spread.priced.broken is None or ep == 1:
+                self.state = spread
+                break
+        chosen = self.state.layout.ep
         self._note("mixture of experts", "ep-for-moe", f"ep={chosen}, orthogonal to dp: {self._verdict()}")
+
+    def more_experts(self) -> None:
+        """Only when everything inside the domain was not enough do experts spread over the network."""
+        feeds = [block.feed for block in self.problem.model.kinds if isinstance(block.feed, Experts)]
+        if not feeds or self.state.priced.usable:
+            return
+        experts = min(feed.num_experts for feed in feeds)
+        values = [n for n in _powers(experts) if experts % n == 0 and n > self.state.layout.ep]
+        chosen = self._first_usable("ep", values, self._with_ep)
+        self._note(
+            "still does not fit: experts", "ep-across-nodes", f"ep={chosen}, over the network: {self._verdict()}"
+        )
 
     def long_sequence(self) -> None:
         seq = self.problem.work.seq_len
@@ -113,7 +131,7 @@ class _Walk:
             return
         layers = self.problem.model.layers
         depth = [n for n in _powers(layers) if self._room_for(pp=n)]
-        chosen = self._first_usable("pp", depth, lambda layout, n: self._with_pp(layout, n))
+        chosen = self._first_usable("pp", depth, self._with_pp)
         deep = (
             ""
             if layers >= DEEP_ENOUGH_FOR_PP
@@ -128,7 +146,10 @@ class _Walk:
         for tp in _powers(self.problem.cluster.spans[0]):
             for cp in _powers(64):
                 layout = replace(
-                    self._with_tp(self.state.layout, max(tp, self.state.layout.tp)), cp=max(cp, self.state.layout.cp)
+                    self.state.layout,
+                    tp=max(tp, self.state.layout.tp),
+                    cp=max(cp, self.state.layout.cp),
+                    sequence_parallel=None,
                 )
                 priced = self._price(layout)
                 if priced.priced.broken is None:
@@ -176,33 +197,37 @@ class _Walk:
         again = self._price(replace(self.state.layout, recompute=Recompute(kind="full")))
         return not again.priced.usable
 
-    def _with_tp(self, layout: Layout, tp: int) -> Layout:
-        return replace(layout, tp=tp, sequence_parallel=None)
+    def _with_tp(self, layout: Layout, tp: int) -> list[Layout]:
+        return [replace(layout, tp=tp, sequence_parallel=None)]
 
-    def _with_ep(self, layout: Layout, ep: int) -> Layout:
-        return replace(layout, ep=ep)
+    def _with_ep(self, layout: Layout, ep: int) -> list[Layout]:
+        return [replace(layout, ep=ep)]
 
-    def _with_pp(self, layout: Layout, pp: int) -> Layout:
-        """An even pipeline; where blocks do not divide, the last stage is shorter."""
+    def _with_pp(self, layout: Layout, pp: int) -> list[Layout]:
+        """Even stages; where blocks do not divide, the ways to make them nearly even."""
         layers = self.problem.model.layers
+        even = replace(layout, pp=pp)
         if layers % pp == 0 or pp < 3:
-            return replace(layout, pp=pp)
+            return [even]
+        counted = [
+            replace(even, account_for_embedding=embedding, account_for_loss=loss)
+            for embedding, loss in ((True, True), (False, True), (True, False))
+        ]
         width = -(-layers // pp)
-        return (
-            replace(layout, pp=pp, first_stage_layers=layers - width * (pp - 1))
-            if layers > width * (pp - 1)
-            else replace(layout, pp=pp)
-        )
+        spare = layers - width * (pp - 2)
+        ends = [(spare // 2, spare - spare // 2), (spare - 1, 1)]
+        apart = [replace(even, first_stage_layers=first, last_stage_layers=last) for first, last in ends if first > 0]
+        return [*counted, *apart]
 
     def _room_for(self, *, pp: int) -> bool:
         layout = self.state.layout
         return self.problem.cluster.gpus % (layout.tp * layout.cp * pp) == 0
 
-    def _first_usable(self, axis: str, values: list[int], build: Callable[[Layout, int], Layout]) -> int:
+    def _first_usable(self, axis: str, values: list[int], build: Callable[[Layout, int], list[Layout]]) -> int:
         """The smallest value that fits, else the largest that obeys the rules; moves there."""
-        layouts = [build(self.state.layout, value) for value in values]
-        outcomes = price_all(self.problem, self.runtime, layouts)
-        legal = [(value, out) for value, out in zip(values, outcomes, strict=True) if out.broken is None]
+        layouts = [(value, layout) for value in values for layout in build(self.state.layout, value)]
+        outcomes = price_all(self.problem, self.runtime, [layout for _, layout in layouts])
+        legal = [(value, out) for (value, _), out in zip(layouts, outcomes, strict=True) if out.broken is None]
         chosen = next(((value, out) for value, out in legal if out.fits), legal[-1] if legal else None)
         if chosen is None:
             return getattr(self.state.layout, axis)

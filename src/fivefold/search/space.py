@@ -14,8 +14,8 @@ import numpy as np
 
 from fivefold.errors import FivefoldError
 from fivefold.estimate import Problem
-from fivefold.layout.columns import ALL_LAYERS, Columns, mask_of
 from fivefold.estimate.estimate import rule_context
+from fivefold.layout.columns import ALL_LAYERS, Columns, mask_of
 from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, SCHEDULES
 from fivefold.layout.rules.engine import rules_for
 from fivefold.layout.stages import split_policy
@@ -30,10 +30,9 @@ _MOST_TOKENS = 131_072  # of a micro-batch on one rank
 _REFUSED_SHOWN = 2000  # candidates kept when every one is refused
 _FULL, _SELECTIVE = RECOMPUTE_KINDS.index("full"), RECOMPUTE_KINDS.index("selective")
 _AFAB, _1F1B, _INTERLEAVED = (SCHEDULES.index(name) for name in ("afab", "1f1b", "interleaved"))
-# Named parts whose recomputation frees memory under fused attention; the attention core alone frees next to nothing
-# there (FlashAttention already recomputes it), so it is searched only on request.
-_DENSE_PARTS = (("layernorm",), ("mlp",), ("layernorm", "mlp"))
-_EXPERT_PARTS = (("layernorm",), ("moe_act",), ("layernorm", "moe_act"), ("moe",))
+# Named parts to recompute. The attention core is Megatron's default; under fused attention it frees little.
+_DENSE_PARTS = (("core_attn",), ("layernorm",), ("mlp",), ("layernorm", "mlp"))
+_EXPERT_PARTS = (("core_attn",), ("layernorm",), ("moe_act",), ("layernorm", "moe_act"), ("moe",))
 _LATENT_PARTS = (("mla_up_proj",), ("layernorm", "moe_act", "mla_up_proj"))
 
 PIN_NAMES = (
@@ -270,16 +269,14 @@ class Space:
         parts = list(_EXPERT_PARTS if model.is_moe else _DENSE_PARTS)
         if any(isinstance(block.mixer, LatentAttention) for block in model.kinds):
             parts += [part for part in _LATENT_PARTS if model.is_moe or "moe_act" not in part]
-        if "recompute" in self.pins:
-            parts.append(("core_attn",))
         return parts
 
     def _recomputed_layers(self) -> list[int]:
-        """All blocks, and the powers of two that can be less than a stage."""
+        """All blocks, and 1, 2, 3, 4, 6, 8, 12, ...: steps of at most one half."""
         if "recompute_layers" in self.pins:
             return [ALL_LAYERS if value is None else int(value) for value in self.pins["recompute_layers"]]
-        powers = [1 << power for power in range(10) if 1 << power < self.problem.model.layers]
-        return [ALL_LAYERS, *powers]
+        steps = sorted({1, *(base << power for base in (2, 3) for power in range(9))})
+        return [ALL_LAYERS, *(step for step in steps if step < self.problem.model.layers)]
 
     def _sequence_parallel(self, table: Table) -> Table:
         wanted = self.pins.get("sequence_parallel", (True, False))
