@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from fivefold.cluster import Cluster, load_cluster
-from fivefold.estimate import Problem
+from fivefold.estimate import Estimate, Problem, estimate
 from fivefold.estimate.estimate import rule_context
 from fivefold.layout import Layout, Recompute, Workload
 from fivefold.layout.rules import violations
 from fivefold.model import load_model
-from fivefold.model.spec import BlockRun, ModelSpec
+from fivefold.model.spec import BlockRun, LatentAttention, ModelSpec
 from fivefold.runtime import load_runtime
+from fivefold.search import Plan, plan
 
-RECOMPUTE: dict[str, list[Recompute]] = {
-    "dense": [Recompute(kind="selective", modules=parts) for parts in (("layernorm",), ("mlp",), ("layernorm", "mlp"))],
-    "experts": [
-        Recompute(kind="selective", modules=parts)
-        for parts in (("layernorm",), ("moe_act",), ("layernorm", "moe_act"), ("moe",))
-    ],
-}
+_PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("", ("core_attn",)),
+    ("", ("layernorm",)),
+    ("dense", ("mlp",)),
+    ("dense", ("layernorm", "mlp")),
+    ("experts", ("moe_act",)),
+    ("experts", ("layernorm", "moe_act")),
+    ("experts", ("moe",)),
+    ("latent", ("mla_up_proj",)),
+    ("latent", ("layernorm", "moe_act", "mla_up_proj")),
+)
 
 
 def divisors(number: int) -> list[int]:
@@ -44,6 +50,16 @@ def small_cluster(gpus: int, memory_gb: float, gpu: str = "h100-sxm", **options:
     return replace(cluster, gpu=replace(cluster.gpu, memory_bytes=int(memory_gb * 1e9)))
 
 
+def _recomputations(model: ModelSpec, runtime: str) -> list[Recompute]:
+    recompute = [Recompute(), Recompute(kind="full")]
+    if runtime != "megatron":
+        return [*recompute, Recompute(kind="selective")]
+    latent = any(isinstance(block.mixer, LatentAttention) for block in model.kinds)
+    has = {"": True, "dense": not model.is_moe, "experts": model.is_moe, "latent": latent}
+    recompute += [Recompute(kind="selective", modules=parts) for what, parts in _PARTS if has[what]]
+    return recompute + [Recompute(kind="full", layers=n) for n in range(1, model.layers)]
+
+
 def every_layout(problem: Problem, *, replicas: bool = False) -> Iterator[Layout]:
     """Every combination of option values that obeys the runtime's rules, by loops.
 
@@ -51,12 +67,7 @@ def every_layout(problem: Problem, *, replicas: bool = False) -> Iterator[Layout
     """
     model, gpus, work, name = problem.model, problem.cluster.gpus, problem.work, problem.runtime.name
     context = rule_context(model, problem.cluster, work, name)
-    recompute = [Recompute(), Recompute(kind="full")]
-    if name == "megatron":
-        recompute += [Recompute(kind="full", layers=n) for n in (1, 2, 4, 8) if n < model.layers]
-        recompute += RECOMPUTE["experts" if model.is_moe else "dense"]
-    else:
-        recompute.append(Recompute(kind="selective"))
+    recompute = _recomputations(model, name)
     uneven = [{}, *({"account_for_embedding": e, "account_for_loss": h} for e, h in ((1, 1), (0, 1), (1, 0)))]
     n = divisors(gpus)
     for tp, cp, pp in product(n, n, [p for p in n if p <= model.layers]):
@@ -94,10 +105,24 @@ def every_layout(problem: Problem, *, replicas: bool = False) -> Iterator[Layout
                 yield layout
 
 
-@pytest.fixture(scope="session")
-def problem_of():
-    def build(model: ModelSpec, cluster: Cluster, runtime: str = "megatron", **work: Any) -> Problem:
-        load = Workload(**({"seq_len": 2048, "global_batch": 4} | work))
-        return Problem(model, cluster, load, load_runtime(runtime))
+def problem_of(model: ModelSpec, cluster: Cluster, runtime: str = "megatron", **work: Any) -> Problem:
+    """A problem with 2048 tokens x 4 sequences unless `work` says otherwise."""
+    load = Workload(**({"seq_len": 2048, "global_batch": 4} | work))
+    return Problem(model, cluster, load, load_runtime(runtime))
 
-    return build
+
+def found(problem: Problem, **options: Any) -> Plan:
+    """The search's answer to a problem; reasons only on request."""
+    options = {"explain": False} | options
+    return plan(problem.model, problem.cluster, problem.work, problem.runtime.name, **options)
+
+
+def priced(problem: Problem, layout: Layout) -> Estimate:
+    return estimate(problem.model, problem.cluster, problem.work, layout, problem.runtime.name)
+
+
+@pytest.fixture(scope="session")
+def help_with():
+    """The functions above, for test modules: help_with.cut(...), help_with.problem_of(...)."""
+    functions = (cut, small_cluster, every_layout, problem_of, found, priced)
+    return SimpleNamespace(**{function.__name__: function for function in functions})

@@ -35,7 +35,7 @@ def load_runtime(name: str) -> Profile:
             value=name,
             legal=sorted(_BY_NAME),
         )
-    if version and not _covers(profile.versions, version):
+    if version and not _covers(profile, version):
         raise FivefoldError(
             f"The {profile.name} profile describes versions {profile.versions}; {version} is not modelled. "
             f"Leave out the version to plan for {profile.versions}.",
@@ -47,17 +47,12 @@ def load_runtime(name: str) -> Profile:
     return profile
 
 
-def _covers(versions: str, version: str) -> bool:
-    """Whether `version` lies in the first 'LOW to HIGH' of `versions` (or equals its only number)."""
-    words = versions.replace("core ", "").split()
-    low = words[0]
-    high = words[2] if len(words) > 2 and words[1] == "to" else low
+def _covers(profile: Profile, version: str) -> bool:
     try:
-        parts = tuple(int(part) for part in version.split(".")[:2])
+        asked = tuple(int(part) for part in version.split("."))[:2]
     except ValueError:
         return False
-    as_tuple = lambda text: tuple(int(part) for part in text.split(".")[:2])  # noqa: E731
-    return as_tuple(low) <= parts <= as_tuple(high)
+    return profile.oldest <= asked <= profile.newest
 
 
 __all__ = ["MEGATRON", "PROFILES", "TORCHTITAN", "Profile", "load_runtime", "runtimes"]

@@ -16,6 +16,8 @@ Sharding = Literal["distributed_optimizer", "fully_sharded"]
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """One framework and version range.
 
+    versions: the range in words; oldest, newest: its first and last (major, minor).
+
     sharding: "distributed_optimizer" keeps whole low-precision weights and a whole gradient buffer on every
         rank and shards master weights and optimizer states (ZeRO-1); "fully_sharded" keeps fp32 shards of
         parameters, gradients and states and gathers one block at a time (FSDP2).
@@ -56,6 +58,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     versions: str
+    oldest: tuple[int, int]
+    newest: tuple[int, int]
     aliases: tuple[str, ...] = ()
     sharding: Sharding
     weight_bytes: int

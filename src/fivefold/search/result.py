@@ -130,13 +130,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """The contract's JSON."""
         fields = msgspec.to_builtins(self)
         fields.pop("inputs")
-        for estimate in [
-            *fields["plans"],
-            fields["nearest"],
-            ((fields["why"] or {}).get("playbook") or {}).get("estimate"),
-        ]:
+        playbook = (fields["why"] or {}).get("playbook") or {}
+        for estimate in [*fields["plans"], fields["nearest"], playbook.get("estimate")]:
             if estimate:
-                estimate.pop("inputs", None)
-                estimate.pop("assumptions", None)
-        assumed = msgspec.to_builtins(self.plans[0].assumptions) if self.plans else []
-        return {**envelope("plan", self.inputs), **fields, "assumptions": assumed}
+                # All estimates of a plan have the plan's inputs, but for the layout, which each one gives.
+                estimate.pop("inputs")
+        return {**envelope("plan", self.inputs), **fields}

@@ -248,7 +248,7 @@ class Space:
         # The searched counts are per chunk; a layout counts the whole rank.
         every = table["recompute_layers"] == ALL_LAYERS
         table["recompute_layers"] = np.where(every, ALL_LAYERS, table["recompute_layers"] * table["vpp"])
-        return _keep(table, every | (table["recompute_layers"] < self.problem.model.layers // table["pp"]))
+        return _keep(table, every | (table["recompute_layers"] < -(-self.problem.model.layers // table["pp"])))
 
     def _recompute_options(self) -> list[tuple[int, int, int]]:
         """(kind, layers, module mask) to try."""

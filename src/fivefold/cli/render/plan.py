@@ -98,6 +98,7 @@ def counts_line(found: Plan) -> Text:
 def layouts_table(found: Plan, plans: Iterable[Estimate]) -> Table:
     """One row per layout: degrees, options, memory, time."""
     rows = list(plans)
+    fastest = found.plans[found.fastest] if found.fastest else None  # said only where it is not the first
     degrees = [name for name in _DEGREES if name in _ALWAYS or any(getattr(each.layout, name) > 1 for each in rows)]
     table = plain_table(
         *((name.upper(), ">") for name in degrees),
@@ -123,13 +124,15 @@ def layouts_table(found: Plan, plans: Iterable[Estimate]) -> Table:
             schedule_words(layout).replace("interleaved", "1f1b"),
             f"{layout.micro_batch} x {layout.num_micro_batches}",
             gigabytes(each.memory.reserved_bytes),
-            interval(each.step),
+            interval(each.step) + ("*" if each is fastest else ""),
             percent(each.step.mfu.causal),
             f"{each.step.tokens_per_s_per_gpu:,.0f}",
             style="bold" if each is found.plans[0] else None,
         )
     capacity = rows[0].memory.capacity_bytes if rows and rows[0].memory else 0
     table.caption = f"GB: needed of {gigabytes(capacity)}, driver and buffers included. MFU: causal."
+    if fastest in rows:
+        table.caption += " *: the fastest."
     table.caption_justify = "left"
     return table
 

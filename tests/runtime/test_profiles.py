@@ -1,0 +1,84 @@
+"""Profiles are data: complete, sourced, found by name, alias and version, and refused where nothing is modelled."""
+
+from __future__ import annotations
+
+import pytest
+
+from fivefold.errors import FivefoldError
+from fivefold.runtime import PROFILES, Profile, load_runtime, runtimes
+
+# Fields that describe or name rather than claim something measurable.
+_NOT_FACTS = {
+    "name",
+    "versions",
+    "oldest",
+    "newest",
+    "aliases",
+    "sharding",
+    "sources",
+    "optimizers",
+    "precisions",
+    "zero_stages",
+}
+# Behaviours of the framework itself, which its name already gives the source of.
+_BEHAVIOURS = {
+    "cached_wgrad_buffers",
+    "head_wgrad_placeholder",
+    "micro_batch_overhead_s",
+    "grad_buckets",
+    "prefetch_blocks",
+    "tp_beside_wgrad_hidden",
+    "ep_overlap_hidden",
+    "fused_glu",
+    "vocab_multiple",
+    "norms_fused_into_linears",
+    "checkpoint_stops_early",
+}
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_every_number_has_a_source(profile: Profile) -> None:
+    unsourced = set(Profile.__struct_fields__) - _NOT_FACTS - _BEHAVIOURS - set(profile.sources)
+    assert not unsourced
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_sources_name_fields(profile: Profile) -> None:
+    assert set(profile.sources) <= set(Profile.__struct_fields__)
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_found_by_every_name(profile: Profile) -> None:
+    for name in (profile.name, *profile.aliases, profile.name.upper()):
+        assert load_runtime(name) is profile
+    assert profile.name in runtimes()
+
+
+def test_names_are_unique() -> None:
+    names = [name for profile in PROFILES for name in (profile.name, *profile.aliases)]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", ["megatron@0.12", "megatron@0.14.1", "megatron@0.17", "torchtitan@0.2"])
+def test_versions_inside_the_range(name: str) -> None:
+    assert load_runtime(name).name == name.partition("@")[0]
+
+
+@pytest.mark.parametrize("name", ["megatron@0.11", "megatron@0.18", "megatron@new", "torchtitan@0.1", "torchtitan@3"])
+def test_other_versions_are_refused_with_the_range(name: str) -> None:
+    with pytest.raises(FivefoldError) as refused:
+        load_runtime(name)
+    assert refused.value.option == "--runtime"
+    assert load_runtime(name.partition("@")[0]).versions in refused.value.message
+
+
+def test_unknown_names_get_a_suggestion() -> None:
+    with pytest.raises(FivefoldError, match="Did you mean megatron"):
+        load_runtime("megatrn")
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_shares_are_shares(profile: Profile) -> None:
+    for name in ("tp_overlap_hidden", "ep_overlap_hidden", "tp_beside_dgrad_hidden", "tp_beside_wgrad_hidden"):
+        assert 0 <= getattr(profile, name) <= 1
+    assert profile.tie_spread < profile.time_spread
