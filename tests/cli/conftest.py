@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fivefold.cli import progress
 from fivefold.cli.main import main
 
 
@@ -34,6 +35,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     """run("plan llama-3-8b --gpus 8") or run("plan", "a name with spaces")."""
     for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(progress, "PATIENCE_S", 600.0)  # a busy machine must not add lines to what is compared
 
     def call(*words: str) -> Outcome:
         arguments = words[0].split() if len(words) == 1 else list(words)

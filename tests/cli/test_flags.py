@@ -78,8 +78,24 @@ def test_defaults_are_used_and_echoed(run) -> None:
     assert work["seq_len"] * work["global_batch"] == 4 * 1024 * 1024
     assert document["layout"]["zero"] == 1
     assert document["layout"]["sequence_parallel"] is True
-    given = {"--runtime", "--gpu", "--seq-len", "--global-batch", "--precision", "--optimizer", "--grad-dtype"}
+    given = {
+        "--runtime",
+        "--gpu",
+        "--seq-len",
+        "--global-batch",
+        "--precision",
+        "--optimizer",
+        "--grad-dtype",
+        "--zero",
+    }
     assert given == set(inputs["defaults"])
+
+
+def test_a_runtime_without_zero_1_shards_what_it_can(run) -> None:
+    document = run(f"estimate gpt2 {SMALL} --runtime torchtitan --json").document
+    assert (document["layout"]["zero"], document["inputs"]["defaults"]["--zero"]) == (3, "3")
+    assert document["valid"] is True
+    assert run(f"estimate gpt2 {SMALL} --runtime torchtitan --zero 1").code == 1
 
 
 def test_a_short_model_has_its_own_length(run) -> None:

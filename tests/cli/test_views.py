@@ -67,7 +67,7 @@ def test_a_plan_says_what_it_found_and_why(run) -> None:
     best = document["plans"][0]
     layout = best["layout"]
     assert f"TP{layout['tp']} CP{layout['cp']} PP{layout['pp']} DP{layout['dp']}" in text
-    assert f"{document['searched']:,} layouts searched" in text
+    assert f"{document['searched']:,} layouts searched in" in text
     assert f"{document['fitting']:,} fit" in text
     assert f"{best['step']['tokens_per_s_per_gpu']:,.0f}" in text
     assert f"{best['memory']['reserved_bytes'] / 1e9:,.1f} of {best['memory']['capacity_bytes'] / 1e9:,.1f} GB" in text

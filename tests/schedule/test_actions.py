@@ -10,6 +10,7 @@ import pytest
 
 from fivefold.errors import FivefoldError
 from fivefold.schedule import (
+    SCHEDULES,
     ActionKind,
     Direction,
     actions,
@@ -169,7 +170,7 @@ def test_illegal_combinations_say_why(kind, p, m, v, words):
 def test_unknown_schedule_names_the_known_ones():
     with pytest.raises(FivefoldError) as caught:
         legal("2f2b", 2, 4)
-    assert caught.value.legal == list(KINDS)
+    assert caught.value.legal == list(SCHEDULES)
 
 
 def test_in_flight_is_fast_enough_for_large_pipelines():

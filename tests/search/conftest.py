@@ -60,11 +60,8 @@ def _recomputations(model: ModelSpec, runtime: str) -> list[Recompute]:
     return recompute + [Recompute(kind="full", layers=n) for n in range(1, model.layers)]
 
 
-def every_layout(problem: Problem, *, replicas: bool = False) -> Iterator[Layout]:
-    """Every combination of option values that obeys the runtime's rules, by loops.
-
-    replicas: hybrid sharding with any number of replicas as well.
-    """
+def every_layout(problem: Problem) -> Iterator[Layout]:
+    """Every combination of option values that obeys the runtime's rules, by loops."""
     model, gpus, work, name = problem.model, problem.cluster.gpus, problem.work, problem.runtime.name
     context = rule_context(model, problem.cluster, work, name)
     recompute = _recomputations(model, name)
@@ -73,14 +70,12 @@ def every_layout(problem: Problem, *, replicas: bool = False) -> Iterator[Layout
     for tp, cp, pp in product(n, n, [p for p in n if p <= model.layers]):
         if gpus % (tp * cp * pp):
             continue
-        ranks = gpus // (tp * pp)
-        for kind, vpp, ep, etp, zero, copies, sp, micro_batch, again, ends in product(
+        for kind, vpp, ep, etp, zero, sp, micro_batch, again, ends in product(
             ("p2p", "a2a") if cp > 1 else ("p2p",),
             range(1, model.layers // pp + 1) if pp > 1 else (1,),
             n if model.is_moe else (1,),
             sorted({1, tp}) if model.is_moe else (1,),
             problem.runtime.zero_stages,
-            divisors(ranks) if replicas else (1,),
             (True, False) if tp > 1 else (False,),
             divisors(work.global_batch),
             recompute,
@@ -95,7 +90,6 @@ def every_layout(problem: Problem, *, replicas: bool = False) -> Iterator[Layout
                 ep=ep,
                 etp=etp,
                 zero=zero,
-                dp_replicate=copies,
                 sequence_parallel=sp,
                 micro_batch=micro_batch,
                 recompute=again,

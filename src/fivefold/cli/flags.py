@@ -151,7 +151,7 @@ class LayoutFlags:
     "p2p (ring) or a2a (Ulysses)."
 
     schedule: Annotated[str | None, Parameter(group=OPTIONS)] = None
-    "afab, 1f1b or interleaved."
+    "Such as afab, 1f1b or interleaved; an unknown name is answered with all."
 
     first_stage_layers: Annotated[str | None, Parameter(group=OPTIONS)] = None
     "Blocks on the first pipeline stage."

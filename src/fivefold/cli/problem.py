@@ -72,9 +72,19 @@ def estimate_question(
 ) -> Question:
     """The question about one layout; MODEL may be a plan file, whose values the flags replace."""
     saved = load_plan(model) if is_plan_file(model) else None
-    chosen = one_layout(layout, saved.layout if saved else Layout())
+    start = saved.layout if saved else _usual_layout(runtime.runtime or DEFAULT_RUNTIME)
+    chosen = one_layout(layout, start)
     question = _question(model, saved, model_flags, cluster, work, runtime, batch_unit=chosen)
+    if saved is None and layout.zero is None:
+        question.defaults["--zero"] = str(start.zero)
     return dataclasses.replace(question, layout=chosen)
+
+
+def _usual_layout(runtime: str) -> Layout:
+    """The library's defaults; a runtime without ZeRO-1 shards as much as it can."""
+    stages = load_runtime(runtime).zero_stages
+    usual = Layout()
+    return usual if usual.zero in stages else replace(usual, zero=max(stages))
 
 
 def comparison_questions(

@@ -21,7 +21,7 @@ Runs = tuple[tuple[int, int], ...]
 ITEMS = ("embedding", "head", "mtp")
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True, frozen=True, eq=False)
 class Partition:
     """How blocks and items lie on a pipeline, whatever the schedule. V = pp·vpp virtual stages, P pieces.
 
@@ -140,6 +140,7 @@ def plan_table(plans: list[tuple[Partition, str, int]], *, every_rank: bool = Fa
     )
 
 
+@lru_cache(maxsize=16384)
 def _entries(part: Partition, schedule: str, m: int, every_rank: bool) -> tuple[np.ndarray, np.ndarray]:
     """(rank of each entry, its micro-batches in flight by chunk [entries, vpp]), one entry per rank first."""
     ranks = np.arange(part.pp) if every_rank else np.array(part.ranks)

@@ -73,7 +73,7 @@ class Pricer:
         self.curve = load_curve_of(cluster)
         self.runtime = runtime
         self.attention_kernel = next((name for name in runtime.attention_kernels if name in self.curve.attention), None)
-        self.precision = precision
+        self.precision: Precision = precision
         self.shard = shard
         self.placements: dict[str, Placement] = {
             "tp": place(cluster, shard.tp, np.ones_like(shard.tp)),

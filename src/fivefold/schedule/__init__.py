@@ -1,12 +1,12 @@
 """Pipeline schedules as data: the actions of every rank, an event simulator over them, and a fast exact cost.
 
 `actions` gives one list per rank, which `simulate` runs and a trainer can execute; `pipeline_seconds` gives the same
-makespan for many rows of stage times at once; `in_flight*` say how many activations a rank holds. Virtual stage g of
-p ranks is chunk g // p of rank g % p. Parameter gathers, gradient reduction and the optimizer step have their action
+makespan for many rows of stage times at once; `in_flight*` say how many activations a rank holds. `placement` says
+which rank holds which virtual stage. Parameter gathers, gradient reduction and the optimizer step have their action
 kinds, but no schedule here emits them and the simulator refuses them.
 """
 
-from fivefold.schedule.actions import Action, ActionKind, Direction, RankActions, Tensor, Transfer
+from fivefold.schedule.actions import Action, ActionKind, Direction, Placement, RankActions, Tensor, Transfer
 from fivefold.schedule.cost import pipeline_seconds
 from fivefold.schedule.registry import (
     SCHEDULES,
@@ -16,6 +16,7 @@ from fivefold.schedule.registry import (
     in_flight_by_chunk,
     in_flight_moments,
     legal,
+    placement,
 )
 from fivefold.schedule.simulator import Timeline, simulate
 
@@ -24,6 +25,7 @@ __all__ = [
     "Action",
     "ActionKind",
     "Direction",
+    "Placement",
     "RankActions",
     "Tensor",
     "Timeline",
@@ -35,5 +37,6 @@ __all__ = [
     "in_flight_moments",
     "legal",
     "pipeline_seconds",
+    "placement",
     "simulate",
 ]

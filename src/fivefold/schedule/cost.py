@@ -7,16 +7,27 @@ from numpy.typing import ArrayLike
 
 from fivefold.errors import FivefoldError
 from fivefold.schedule.registry import get_schedule
-from fivefold.schedule.schedule import Floats
+from fivefold.schedule.schedule import Floats, Schedule
+from fivefold.schedule.simulator import simulate
 
 
 def pipeline_seconds(
-    kind: str, p: int, m: int, v: int, forward_s: ArrayLike, backward_s: ArrayLike, exchange_s: ArrayLike
+    kind: str,
+    p: int,
+    m: int,
+    v: int,
+    forward_s: ArrayLike,
+    backward_s: ArrayLike,
+    exchange_s: ArrayLike,
+    *,
+    weight_grad_s: ArrayLike | None = None,
 ) -> Floats:
     """[R] seconds from the first forward to the last backward or transfer, of R pipelines of the same shape.
 
-    forward_s, backward_s: [R, p*v] seconds of one micro-batch on each virtual stage (chunk * p + rank).
+    forward_s, backward_s: [R, p*v] seconds of one micro-batch on each virtual stage; backward_s is the whole one.
     exchange_s:            [R] or one number: seconds of one transfer of a boundary tensor.
+    weight_grad_s:         [R, p*v] the part of backward_s that the weights' gradients take, for the schedules that
+                           split the backward, and for them alone.
     Raises FivefoldError when p, m, v are illegal for the schedule, shapes differ, or a time is negative or not finite.
     """
     schedule = get_schedule(kind, p, m, v)
@@ -41,10 +52,37 @@ def pipeline_seconds(
             raise FivefoldError(
                 f"{name} has a time that is negative or not finite.", code="bad-stage-times", option=name
             )
+    exchange = np.broadcast_to(exchange, len(forward))
+    if schedule.splits_backward != (weight_grad_s is not None):
+        need = "needs the seconds of the weights' gradients" if schedule.splits_backward else "splits no backward"
+        raise FivefoldError(f"The {kind} schedule {need}.", code="bad-stage-times", option="weight_grad_s")
     if not len(forward):
         return np.zeros(0)
-    return schedule.seconds(
-        p, m, v, _by_rank(forward, p, v), _by_rank(backward, p, v), np.broadcast_to(exchange, len(forward))
+    if schedule.seconds is None:
+        return _simulated(schedule, p, m, v, forward, backward, exchange, weight_grad_s)
+    return schedule.seconds(p, m, v, _by_rank(forward, p, v), _by_rank(backward, p, v), exchange)
+
+
+def _simulated(
+    schedule: Schedule,
+    p: int,
+    m: int,
+    v: int,
+    forward: Floats,
+    backward: Floats,
+    exchange: Floats,
+    weight_grad_s: ArrayLike | None,
+) -> Floats:
+    """[R] by running the event simulator on every row: exact, and as slow as that."""
+    lists = schedule.actions(p, m, v)
+    weights = [None] * len(forward) if weight_grad_s is None else np.asarray(weight_grad_s, dtype=np.float64)
+    if len(weights) != len(forward):
+        raise FivefoldError(
+            f"weight_grad_s has {len(weights)} rows and forward_s {len(forward)}.", code="bad-stage-times"
+        )
+    rows = zip(forward, backward, exchange, weights, strict=True)
+    return np.array(
+        [simulate(lists, f, b, c, weight_grad_s=w, placement=schedule.placement).makespan_s for f, b, c, w in rows]
     )
 
 

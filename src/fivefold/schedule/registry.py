@@ -5,13 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from fivefold.errors import FivefoldError
-from fivefold.schedule.actions import RankActions
+from fivefold.schedule.actions import Placement, RankActions
 from fivefold.schedule.afab import AFAB
+from fivefold.schedule.dualpipev import DUALPIPEV
 from fivefold.schedule.interleaved import INTERLEAVED
 from fivefold.schedule.one_f_one_b import ONE_F_ONE_B
 from fivefold.schedule.schedule import Ints, Schedule
+from fivefold.schedule.zb_h1 import ZB_H1
+from fivefold.schedule.zbv import ZBV
 
-SCHEDULES: dict[str, Schedule] = {schedule.name: schedule for schedule in (AFAB, ONE_F_ONE_B, INTERLEAVED)}
+_ALL = (AFAB, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZBV, DUALPIPEV)
+SCHEDULES: dict[str, Schedule] = {schedule.name: schedule for schedule in _ALL}
 
 
 def illegal_reason(kind: str, p: int, m: int, v: int = 1) -> str | None:
@@ -47,6 +51,11 @@ def get_schedule(kind: str, p: int, m: int, v: int = 1) -> Schedule:
 def actions(kind: str, p: int, m: int, v: int = 1) -> list[RankActions]:
     """What each of p ranks does, in order, for m micro-batches and v chunks per rank."""
     return get_schedule(kind, p, m, v).actions(p, m, v)
+
+
+def placement(kind: str) -> Placement:
+    """Which rank holds which virtual stage under this schedule."""
+    return _named(kind).placement
 
 
 def in_flight(kind: str, p: int, m: int, v: int = 1) -> Ints:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.schedule.actions import RankActions
+from fivefold.schedule.actions import Placement, RankActions
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -24,7 +24,9 @@ class Schedule:
               which the rank holds most; step 0 is the first such moment of the rank, step 1 its next forward, ...
     cycle:    (p, m, v) -> after how many steps `held` repeats.
     seconds:  (p, m, v, forward [v, p, R], backward [v, p, R], exchange [R]) -> [R] seconds of R pipelines,
-              equal to the simulator's makespan.
+              equal to the simulator's makespan. None where no fast cost is written: cost.py then simulates.
+    placement: which rank holds which virtual stage.
+    splits_backward: whether it uses INPUT_GRAD and WEIGHT_GRAD, so that its cost needs the seconds of both.
     """
 
     name: str
@@ -32,7 +34,9 @@ class Schedule:
     actions: Callable[[int, int, int], list[RankActions]]
     held: Callable[[int, int, int, Ints], Ints]
     cycle: Callable[[int, int, int], int]
-    seconds: Callable[[int, int, int, Floats, Floats, Floats], Floats]
+    seconds: Callable[[int, int, int, Floats, Floats, Floats], Floats] | None = None
+    placement: Placement = Placement.LOOP
+    splits_backward: bool = False
 
 
 def only_one_chunk(p: int, m: int, v: int) -> str | None:

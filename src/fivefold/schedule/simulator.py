@@ -15,9 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.errors import FivefoldError
-from fivefold.schedule.actions import Action, ActionKind, Direction, RankActions, Tensor, Transfer
+from fivefold.schedule.actions import Action, ActionKind, Direction, Placement, RankActions, Tensor, Transfer
 
 _Key = tuple[Tensor, int, int]  # tensor, micro-batch, consuming virtual stage
+
+# By how much a compute step changes the number of activations held.
+_HELD_BY = {
+    ActionKind.FORWARD: 1,
+    ActionKind.BACKWARD: -1,
+    ActionKind.INPUT_GRAD: 0,
+    ActionKind.WEIGHT_GRAD: -1,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +35,8 @@ class Timeline:
     start_s, end_s: per rank one array, an entry per action. An EXCHANGE starts when posted and ends when its last
                     transfer has arrived, whether or not the rank waited for it.
     busy_s:         [p] seconds of compute; bubble_s = makespan_s - busy_s.
-    in_flight:      [p] most micro-batch x chunk activations held at once, from forward to the end of backward.
+    in_flight:      [p] most micro-batch x chunk activations held at once, from forward to the end of backward, or
+                    of the weight gradient where backward is split.
     """
 
     start_s: tuple[NDArray[np.float64], ...]
@@ -39,12 +48,21 @@ class Timeline:
 
 
 def simulate(
-    ranks: Sequence[RankActions], forward_s: Sequence[float], backward_s: Sequence[float], exchange_s: float = 0.0
+    ranks: Sequence[RankActions],
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    exchange_s: float = 0.0,
+    *,
+    weight_grad_s: Sequence[float] | None = None,
+    placement: Placement = Placement.LOOP,
 ) -> Timeline:
     """Run one action list per rank.
 
-    forward_s, backward_s: [p*v] seconds of one micro-batch on virtual stage chunk * p + rank.
+    forward_s, backward_s: [p*v] seconds of one micro-batch on each virtual stage; backward_s is the whole backward.
     exchange_s:            seconds of one transfer.
+    weight_grad_s:         [p*v] the part of backward_s that a WEIGHT_GRAD takes; INPUT_GRAD takes the rest. Needed
+                           by lists that split the backward.
+    placement:             which rank holds which virtual stage.
     Raises FivefoldError if the lists deadlock (saying who waits for whom), use a tensor that does not exist, run a
     step twice or not at all, send what nobody receives, or hold an action that has no time here.
     """
@@ -55,7 +73,18 @@ def simulate(
             f"forward_s has {len(forward_s)} and backward_s {len(backward_s)}.",
             code="bad-stage-times",
         )
-    return _Simulation(ranks, [float(t) for t in forward_s], [float(t) for t in backward_s], exchange_s).run()
+    seconds = {ActionKind.FORWARD: [float(t) for t in forward_s], ActionKind.BACKWARD: [float(t) for t in backward_s]}
+    if weight_grad_s is not None:
+        weights, whole = [float(t) for t in weight_grad_s], seconds[ActionKind.BACKWARD]
+        if len(weights) != len(whole) or any(not 0 <= w <= b for w, b in zip(weights, whole, strict=False)):
+            raise FivefoldError(
+                f"weight_grad_s needs {len(whole)} times between 0 and the stage's backward_s; it has {weights}.",
+                code="bad-stage-times",
+                option="weight_grad_s",
+            )
+        seconds[ActionKind.WEIGHT_GRAD] = weights
+        seconds[ActionKind.INPUT_GRAD] = [b - w for b, w in zip(whole, weights, strict=True)]
+    return _Simulation(ranks, seconds, exchange_s, placement).run()
 
 
 @dataclass(slots=True)
@@ -70,15 +99,26 @@ class _Rank:
     held: int = 0
     most_held: int = 0
     forwards: set[tuple[int, int]] = field(default_factory=set)  # (micro-batch, virtual stage) done
-    backwards: set[tuple[int, int]] = field(default_factory=set)
+    backwards: set[tuple[int, int]] = field(default_factory=set)  # the input's gradient is there
+    weights: set[tuple[int, int]] = field(default_factory=set)  # the weights' gradients are there
     waits_for: _Key | None = None
+
+    def done_by(self, kind: ActionKind) -> tuple[set[tuple[int, int]], ...]:
+        """What a compute step of this kind finishes."""
+        if kind is ActionKind.FORWARD:
+            return (self.forwards,)
+        if kind is ActionKind.BACKWARD:
+            return self.backwards, self.weights
+        return (self.backwards,) if kind is ActionKind.INPUT_GRAD else (self.weights,)
 
 
 class _Simulation:
-    def __init__(self, ranks: Sequence[RankActions], forward_s: list[float], backward_s: list[float], c: float) -> None:
+    def __init__(
+        self, ranks: Sequence[RankActions], seconds: dict[ActionKind, list[float]], c: float, placement: Placement
+    ) -> None:
         self._ranks = [_Rank(actions) for actions in ranks]
-        self._p, self._last_stage = len(ranks), len(forward_s) - 1
-        self._forward_s, self._backward_s, self._c = forward_s, backward_s, c
+        self._p, self._last_stage = len(ranks), len(seconds[ActionKind.FORWARD]) - 1
+        self._seconds, self._c, self._placement = seconds, c, placement
         self._post_s: dict[tuple[_Key, Direction], float] = {}
         self._ranks_of: dict[tuple[_Key, Direction], tuple[int, int]] = {}  # (posting rank, its peer)
         self._arrival_s: dict[_Key, float] = {}
@@ -169,38 +209,52 @@ class _Simulation:
     # Compute
 
     def _compute(self, index: int, action: Action) -> bool:
-        rank, micro_batch, chunk = self._ranks[index], action.micro_batch, action.chunk
-        if action.kind not in (ActionKind.FORWARD, ActionKind.BACKWARD):
-            raise _broken(f"the simulator has no time for {action.kind.value}; it knows forward and backward", index)
-        if micro_batch is None or chunk is None or not 0 <= chunk * self._p + index <= self._last_stage:
-            raise _broken(f"{action.kind.value} names no micro-batch and chunk of this rank", index)
-        stage = chunk * self._p + index
-        is_forward = action.kind is ActionKind.FORWARD
-        needed = self._input_of(index, is_forward, micro_batch, stage)
+        rank, kind, micro_batch, chunk = self._ranks[index], action.kind, action.micro_batch, action.chunk
+        if kind not in self._seconds:
+            known = ", ".join(k.value for k in self._seconds)
+            raise _broken(f"the simulator has no time for {kind.value}; it was given those of {known}", index)
+        if micro_batch is None or chunk is None or not 0 <= chunk * self._p <= self._last_stage:
+            raise _broken(f"{kind.value} names no micro-batch and chunk of this rank", index)
+        step = (micro_batch, self._placement.stage(index, chunk, self._p))
+        self._refuse_wrong_order(index, kind, step)
+        needed = self._input_of(index, kind, step)
         if needed is not None and self._wait(index, needed):
             return False
-        arrival_s = self._arrival_s[needed] if needed is not None else 0.0
-        seconds = (self._forward_s if is_forward else self._backward_s)[stage]
-        start_s = max(rank.clock_s, arrival_s)
+        start_s = max(rank.clock_s, self._arrival_s[needed] if needed is not None else 0.0)
+        seconds = self._seconds[kind][step[1]]
         rank.start_s.append(start_s)
         rank.clock_s = start_s + seconds
         rank.end_s.append(rank.clock_s)
         rank.busy_s += seconds
-        (rank.forwards if is_forward else rank.backwards).add((micro_batch, stage))
-        rank.held += 1 if is_forward else -1
+        for done in rank.done_by(kind):
+            done.add(step)
+        rank.held += _HELD_BY[kind]
         rank.most_held = max(rank.most_held, rank.held)
         return True
 
-    def _input_of(self, index: int, is_forward: bool, micro_batch: int, stage: int) -> _Key | None:
-        """The transfer that a compute step needs, None at the model's ends; refuses a step without its inputs."""
-        rank, step = self._ranks[index], (micro_batch, stage)
-        if step in (rank.forwards if is_forward else rank.backwards):
-            raise _broken(f"micro-batch {micro_batch} runs twice through stage {stage}", index)
-        if not is_forward and step not in rank.forwards:
+    def _refuse_wrong_order(self, index: int, kind: ActionKind, step: tuple[int, int]) -> None:
+        rank, (micro_batch, stage) = self._ranks[index], step
+        for done in rank.done_by(kind):
+            if step in done:
+                raise _broken(f"micro-batch {micro_batch} runs twice through stage {stage}", index)
+        if kind is ActionKind.WEIGHT_GRAD and step not in rank.backwards:
+            raise _broken(f"micro-batch {micro_batch} has no gradients for the weights of stage {stage} yet", index)
+        if kind is not ActionKind.FORWARD and step not in rank.forwards:
             raise _broken(f"micro-batch {micro_batch} runs backward through stage {stage} before forward", index)
-        if stage == (0 if is_forward else self._last_stage):
+
+    def _input_of(self, index: int, kind: ActionKind, step: tuple[int, int]) -> _Key | None:
+        """The transfer that a compute step waits for, None where its input is made on this rank; refuses it missing."""
+        micro_batch, stage = step
+        is_forward = kind is ActionKind.FORWARD
+        if kind is ActionKind.WEIGHT_GRAD or stage == (0 if is_forward else self._last_stage):
             return None
+        maker = stage - 1 if is_forward else stage + 1
         key = (Tensor.ACTIVATION if is_forward else Tensor.GRADIENT, micro_batch, stage)
+        if self._placement.home(maker, self._p)[0] == index:
+            made = self._ranks[index].forwards if is_forward else self._ranks[index].backwards
+            if (micro_batch, maker) not in made:
+                raise _broken(f"{_tensor(key)} is used before this rank has made it", index)
+            return None
         if (key, Direction.RECV) not in self._post_s or self._ranks_of[key, Direction.RECV][0] != index:
             raise _broken(f"{_tensor(key)} is used and was never asked for", index)
         return key
@@ -234,6 +288,9 @@ class _Simulation:
             if rank.forwards != rank.backwards:
                 micro_batch, stage = min(rank.forwards - rank.backwards)
                 raise _broken(f"micro-batch {micro_batch} never runs backward through stage {stage}", index)
+            if rank.forwards != rank.weights:
+                micro_batch, stage = min(rank.forwards - rank.weights)
+                raise _broken(f"micro-batch {micro_batch} never gives the weights of stage {stage} their part", index)
 
 
 def _key(transfer: Transfer) -> _Key:

@@ -31,7 +31,7 @@ from fivefold.search.advice import (
 )
 from fivefold.search.explain import memory_limit, reasons
 from fivefold.search.result import Limit, Objective, Plan, Why, budget_of
-from fivefold.search.space import Space, checked_pins
+from fivefold.search.space import MOST_ENUMERATED, Space, checked_pins
 from fivefold.search.words import layout_words
 
 OBJECTIVES: tuple[Objective, ...] = ("tokens_per_s", "gpus", "memory", "time", "cost")
@@ -41,20 +41,21 @@ _CHUNK = 8192
 _FRONT_CHUNK = 256
 _MEMORY_CHUNK = 16_384  # layouts whose memory is computed at once: what stays in the processor's cache
 _PARETO_SHOWN = 8
-_UNFIT_PRICED = 2000
+_UNFIT_TRIED, _UNFIT_CHUNK = 16_384, 2048
 
 
 @dataclass(slots=True)
 class Found:
     """The raw outcome of one search.
 
-    candidates: all that divides; columns: the valid ones. rows, seconds, reserved: the fitting ones that were priced,
+    candidates: all that divides; searched: their number, with those that were set aside in groups; columns: the valid ones. rows, seconds, reserved: the fitting ones that were priced,
     fastest first, as positions in columns, step seconds and device bytes. bounded_rows: fitting, but excluded by their
     bound. unfit_rows, unfit_reserved: the ones that need more memory than there is.
     """
 
     problem: Problem
     candidates: Columns
+    searched: int
     columns: Columns
     rows: np.ndarray
     seconds: np.ndarray
@@ -92,14 +93,16 @@ def plan(
     return _answer(found, runtime, top, objective, checked, explain, start)
 
 
-def search(problem: Problem, runtime: str, pins: dict[str, tuple[Any, ...]]) -> Found:
-    """Enumerate, prune and price; see Found."""
-    candidates = Space(problem, pins, runtime).columns()
+def search(problem: Problem, runtime: str, pins: dict[str, tuple[Any, ...]], most: int = MOST_ENUMERATED) -> Found:
+    """Enumerate, prune and price; see Found, and Space for `most`."""
+    space = Space(problem, pins, runtime, most)
+    candidates = space.columns()
     valid = valid_mask(candidates, rule_context(problem.model, problem.cluster, problem.work, runtime))
     columns = candidates.take(np.flatnonzero(valid))
+    searched = len(candidates) + space.set_aside
     if not len(columns):
         empty, none = np.zeros(0), np.zeros(0, dtype=np.int64)
-        return Found(problem, candidates, columns, none, empty, empty, none, none, empty, 0)
+        return Found(problem, candidates, searched, columns, none, empty, empty, none, none, empty, 0)
     kernel = Kernel(problem, columns)
     everyone = np.arange(len(columns))
     parts = [everyone[at : at + _MEMORY_CHUNK] for at in range(0, len(everyone), _MEMORY_CHUNK)]
@@ -107,7 +110,9 @@ def search(problem: Problem, runtime: str, pins: dict[str, tuple[Any, ...]]) -> 
     fits = reserved <= problem.cluster.gpu.memory_bytes
     fitting, unfit = everyone[fits], everyone[~fits]
     rows, seconds, weights, bounded = _price(kernel, fitting, reserved[fitting])
-    return Found(problem, candidates, columns, rows, seconds, weights, bounded, unfit, reserved[unfit], len(fitting))
+    return Found(
+        problem, candidates, searched, columns, rows, seconds, weights, bounded, unfit, reserved[unfit], len(fitting)
+    )
 
 
 def _price(
@@ -197,7 +202,7 @@ def _answer(
     nearest, advice = (None, ()) if plans else _nothing_fits(found, runtime, pins)
     why = _why(found, runtime, rows[0], plans) if plans and explain else None
     return Plan(
-        searched=len(found.candidates),
+        searched=found.searched,
         valid=len(found.columns),
         fitting=found.fitting,
         priced=len(found.rows),
@@ -305,26 +310,22 @@ def _among_ties(found: Found, first: Estimate) -> str:
 
 def _more_memory(found: Found, first: Estimate) -> Limit | None:
     """The least memory that would make a difference: of the layouts that do not fit, the smallest faster one."""
-    if not len(found.unfit_rows) or first.step is None:
+    if first.step is None:
         return None
-    kernel = Kernel(found.problem, found.columns.take(found.unfit_rows))
-    everyone = np.arange(len(found.unfit_rows))
-    bound = kernel.lower_bound(everyone)
     target = first.step.seconds.value * (1 - found.problem.runtime.tie_spread)
-    smallest = np.argsort(found.unfit_reserved, kind="stable")
-    smallest = smallest[bound[smallest] < target][:_UNFIT_PRICED]
-    for first_of_chunk in range(0, len(smallest), _FRONT_CHUNK):
-        chunk = smallest[first_of_chunk : first_of_chunk + _FRONT_CHUNK]
-        seconds = kernel.step_seconds(chunk)
+    lightest = np.argsort(found.unfit_reserved, kind="stable")[:_UNFIT_TRIED]
+    for at in range(0, len(lightest), _UNFIT_CHUNK):
+        chunk = lightest[at : at + _UNFIT_CHUNK]
+        kernel = Kernel(found.problem, found.columns.take(found.unfit_rows[chunk]))
+        hopeful = np.flatnonzero(kernel.lower_bound(np.arange(len(chunk))) < target)
+        seconds = kernel.step_seconds(hopeful) if len(hopeful) else np.zeros(0)
         faster = np.flatnonzero(seconds < target)
         if len(faster):
-            at = faster[0]
-            break
-    else:
-        return None
-    words = layout_words(found.columns.row(int(found.unfit_rows[chunk[at]])))
-    reserved = float(found.unfit_reserved[chunk[at]])
-    return memory_limit(float(seconds[at]), reserved, first.step.seconds.value, words)
+            position = chunk[hopeful[faster[0]]]
+            words = layout_words(found.columns.row(int(found.unfit_rows[position])))
+            reserved = float(found.unfit_reserved[position])
+            return memory_limit(float(seconds[faster[0]]), reserved, first.step.seconds.value, words)
+    return None
 
 
 def _nothing_fits(

@@ -17,9 +17,11 @@ from fivefold.estimate import Problem
 from fivefold.estimate.estimate import rule_context
 from fivefold.layout.columns import ALL_LAYERS, Columns, mask_of
 from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, SCHEDULES
+from fivefold.layout.rules import Context, valid_mask
 from fivefold.layout.rules.engine import rules_for
 from fivefold.layout.stages import split_policy
 from fivefold.model.spec import Experts, LatentAttention
+from fivefold.search.prune import promising
 
 Ints = np.ndarray
 Table = dict[str, Ints]
@@ -27,6 +29,7 @@ Table = dict[str, Ints]
 # Micro-batches beyond this many sequences only add memory: the matrix products have long been full.
 _LARGEST_MICRO_BATCH = 64
 _MOST_TOKENS = 131_072  # of a micro-batch on one rank
+MOST_ENUMERATED = 1_500_000
 _REFUSED_SHOWN = 2000  # candidates kept when every one is refused
 _FULL, _SELECTIVE = RECOMPUTE_KINDS.index("full"), RECOMPUTE_KINDS.index("selective")
 _AFAB, _1F1B, _INTERLEAVED = (SCHEDULES.index(name) for name in ("afab", "1f1b", "interleaved"))
@@ -75,12 +78,15 @@ class StageCounts(NamedTuple):
 class Space:
     """The values that are searched, by option; a pinned option has only the user's.
 
-    runtime: as the user names it, with its version; the problem's profile by default.
+    runtime: as the user names it, with its version; the problem's profile by default. most: candidates from which on
+    combinations are set aside before recomputation is enumerated. set_aside: how many candidates that left out.
     """
 
     problem: Problem
     pins: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     runtime: str = ""
+    most: int = MOST_ENUMERATED
+    set_aside: int = 0
 
     def columns(self) -> Columns:
         """Every candidate whose degrees divide the GPUs and the batch. FivefoldError when pins leave none."""
@@ -91,12 +97,36 @@ class Space:
         table = self._legal(self._schedules(table))
         table = self._legal(self._uneven_stages(table))
         table = self._legal(self._sharding(table))
-        table = self._recompute(table)
-        table = self._overlaps(table)
+        table = self._legal(self._overlaps(table))
         if not len(table["tp"]):
             raise self._empty()
-        replicate = table.pop("dp_replicate")
-        return Columns.build(self.problem.cluster.gpus, self.problem.work, dp_replicate=replicate, **table)
+        table = self._promising(table)
+        table = self._recompute(table)
+        if not len(table["tp"]):
+            raise self._empty()
+        return self._built(table)
+
+    def _built(self, table: Table) -> Columns:
+        return Columns.build(self.problem.cluster.gpus, self.problem.work, **table)
+
+    def _promising(self, table: Table) -> Table:
+        """Of too many rows those whose recomputation is worth enumerating; see prune.py."""
+        if len(table["tp"]) * len(self._recompute_options()) <= self.most:
+            return table
+
+        def expand(positions: Ints) -> Columns:
+            columns = self._built(self._recompute(_keep(table, positions)))
+            return columns.take(np.flatnonzero(valid_mask(columns, self._context())))
+
+        kept = promising(self.problem, self._built(table), expand)
+        self.set_aside = self._count_recomputed(table) - self._count_recomputed(_keep(table, kept))
+        return _keep(table, kept)
+
+    def _count_recomputed(self, table: Table) -> int:
+        """How many rows `_recompute` makes of a table."""
+        pipelines, counts = np.unique(np.stack([table["pp"], table["vpp"]]), axis=1, return_counts=True)
+        each = {"pp": pipelines[0], "vpp": pipelines[1], "rows": counts}
+        return int(self._recompute(each)["rows"].sum())
 
     # ---------------------------------------------------------------- steps
 
@@ -295,9 +325,7 @@ class Space:
         which the refusal can be explained."""
         known = _Known(table, self.problem.cluster.gpus, self.problem.work.global_batch)
         alive = np.ones(len(table["tp"]), dtype=bool)
-        problem = self.problem
-        runtime = self.runtime or problem.runtime.name
-        context = rule_context(problem.model, problem.cluster, problem.work, runtime)
+        context = self._context()
         for rule in rules_for(context):
             try:
                 alive &= rule.holds(cast(Columns, known), context)
@@ -306,6 +334,10 @@ class Space:
         if alive.any() or not len(alive):
             return _keep(table, alive)
         return _keep(table, np.unique(np.linspace(0, len(alive) - 1, _REFUSED_SHOWN).astype(int)))
+
+    def _context(self) -> Context:
+        problem = self.problem
+        return rule_context(problem.model, problem.cluster, problem.work, self.runtime or problem.runtime.name)
 
     # ---------------------------------------------------------------- values
 

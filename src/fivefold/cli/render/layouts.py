@@ -26,7 +26,7 @@ def zero_words(layout: ResolvedLayout) -> str:
 def schedule_words(layout: ResolvedLayout) -> str:
     if layout.pp == 1:
         return "-"
-    return f"interleaved v{layout.vpp}" if layout.vpp > 1 else layout.schedule
+    return layout.schedule + (f" v{layout.vpp}" if layout.vpp > 1 else "")
 
 
 def degrees_words(layout: ResolvedLayout) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -12,6 +14,7 @@ from fivefold.cli.problem import Question
 from fivefold.cli.render.estimate import bullet, closing, detail, header, interval
 from fivefold.cli.render.layouts import degrees_words, options_words, recompute_words, schedule_words, zero_words
 from fivefold.cli.render.text import gigabytes, heading, percent, plain_table, seconds
+from fivefold.cluster import Cluster
 from fivefold.estimate import Estimate
 from fivefold.layout import RampPlan
 from fivefold.search import Plan
@@ -39,6 +42,9 @@ def plan_view(
 ) -> Group:
     """Everything that `fivefold plan` prints."""
     best = found.plans[0] if found.plans else found.nearest
+    if found.gpus != question.cluster.gpus:  # the objective was the number of GPUs
+        cluster = msgspec.convert(found.inputs["cluster"], Cluster)
+        question = dataclasses.replace(question, cluster=cluster)
     parts: list[RenderableType] = []
     if best is not None:
         parts.append(header(question, best))
@@ -89,8 +95,8 @@ def counts_line(found: Plan) -> Text:
     """How the search went."""
     line = Text(style="dim")
     line.append(
-        f"{found.searched:,} layouts searched: {found.valid:,} valid, {found.fitting:,} fit, {found.priced:,} priced, "
-        f"{found.bounded:,} excluded by their bound, in {found.seconds_used:.2f} s"
+        f"{found.searched:,} layouts searched in {found.seconds_used:.2f} s: {found.valid:,} valid, "
+        f"{found.fitting:,} fit, {found.priced:,} priced, {found.bounded:,} ruled out by bounds"
     )
     return line
 

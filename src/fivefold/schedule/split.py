@@ -1,0 +1,61 @@
+"""What the schedules that split the backward share: when tensors travel, and how much a rank holds.
+
+Each such schedule is an order of compute steps per rank; the transfers follow from it by one rule.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fivefold.schedule.actions import Action, ActionKind, Boundary, RankActions, exchange
+from fivefold.schedule.schedule import Ints
+
+_HELD = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.WEIGHT_GRAD: -1}
+
+
+def with_exchanges(order: list[Action], edge: Boundary, m: int) -> RankActions:
+    """The compute steps of one rank with the transfers between them, none of which stops the rank.
+
+    A step's result leaves right after it, and the next micro-batch's input of the same direction and chunk is asked
+    for then. The first gradient of a chunk is asked for after its first forward. Within a chunk micro-batches run in
+    ascending order.
+    """
+    chunks = sorted({action.chunk for action in order if action.chunk is not None})
+    steps = exchange(*(edge.recv_activation(0, chunk) for chunk in chunks), blocking=False)
+    for action in order:
+        steps.append(action)
+        i, chunk = action.micro_batch, action.chunk
+        if i is None or chunk is None:
+            continue
+        is_last = i == m - 1
+        if action.kind is ActionKind.FORWARD:
+            next_input = None if is_last else edge.recv_activation(i + 1, chunk)
+            first_gradient = edge.recv_gradient(0, chunk) if i == 0 else None
+            steps += exchange(edge.send_activation(i, chunk), next_input, first_gradient, blocking=False)
+        elif action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRAD):
+            next_gradient = None if is_last else edge.recv_gradient(i + 1, chunk)
+            steps += exchange(edge.send_gradient(i, chunk), next_gradient, blocking=False)
+    return steps
+
+
+def peaks(ranks: list[RankActions], v: int) -> Ints:
+    """[K, p, v] micro-batches of each chunk held by each rank, by counting: what `Schedule.held` gives at K steps.
+
+    Row 0 is the first moment at which a rank holds the most; the others are all those moments at which it holds no
+    less of every chunk than at any other, so that with chunks of unequal bytes one of them is the peak.
+    """
+    per_rank = [_peaks_of(actions, v) for actions in ranks]
+    length = max(map(len, per_rank))
+    # A rank with fewer moments repeats its first, which changes no maximum.
+    return np.array([[rows[k] if k < len(rows) else rows[0] for rows in per_rank] for k in range(length)])
+
+
+def _peaks_of(actions: RankActions, v: int) -> list[tuple[int, ...]]:
+    held, seen = [0] * v, {}
+    for action in actions:
+        if action.kind in _HELD and action.chunk is not None:
+            held[action.chunk] += _HELD[action.kind]
+            seen.setdefault(tuple(held))
+    first = max(seen, key=sum)  # the first of several
+    largest = [a for a in seen if not any(a != b and all(x <= y for x, y in zip(a, b, strict=True)) for b in seen)]
+    return [first, *(held for held in largest if held != first)]

@@ -1,0 +1,114 @@
+"""Branch and bound over combinations of degrees, before recomputation multiplies them.
+
+A base is a layout without its choice of recomputation. With everything recomputed it needs the least memory, and with
+nothing recomputed it takes the least time. So a base is set aside when the first does not fit, or when a layout that was
+priced is no heavier than the first and faster, beyond a tie, than a lower bound on the second. Neither loses the
+optimum, what ties with it, or the front of memory and time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from fivefold.estimate import Kernel, Problem
+from fivefold.layout.columns import ALL_LAYERS, Columns
+from fivefold.layout.layout import RECOMPUTE_KINDS
+
+Expand = Callable[[np.ndarray], Columns]
+
+_FULL, _NONE = RECOMPUTE_KINDS.index("full"), RECOMPUTE_KINDS.index("none")
+_CHUNK = 16_384
+_ROUNDS = 4
+_TRIED = 128  # bases priced in a round: so many of all, and so many over the classes
+_CLASSES = 64
+
+
+def promising(problem: Problem, bases: Columns, expand: Expand) -> np.ndarray:
+    """Positions of the bases that can still hold a layout worth pricing; of bases that all do not fit, the lightest.
+
+    expand: from positions of bases to their valid layouts with every choice of recomputation.
+    """
+    lightest = _in_chunks(Kernel(problem, _recomputing(bases, _FULL)), Kernel.peak_memory, reserve=True)
+    left = np.flatnonzero(lightest <= problem.cluster.gpu.memory_bytes)
+    if not len(left):
+        return np.argsort(lightest, kind="stable")[:_TRIED]
+    bound = _in_chunks(Kernel(problem, _recomputing(bases.take(left), _NONE)), Kernel.lower_bound)
+    lightest = lightest[left]
+    front = Front()
+    tried = np.zeros(len(left), dtype=bool)
+    tie = 1 + problem.runtime.tie_spread
+    for _ in range(_ROUNDS):
+        untried = np.flatnonzero(~tried)
+        take = untried[_along_the_front(bound[untried], lightest[untried])]
+        if not len(take):
+            break
+        tried[take] = True
+        front.add(*_priced(problem, expand(left[take])))
+        keep = ~front.beats(bound / tie, lightest)
+        left, bound, lightest, tried = left[keep], bound[keep], lightest[keep], tried[keep]
+    return np.sort(left)
+
+
+class Front:
+    """The layouts priced so far that none beats in both time and memory, fastest first."""
+
+    def __init__(self) -> None:
+        self.seconds = np.zeros(0)
+        self.reserved = np.zeros(0)
+
+    def add(self, seconds: np.ndarray, reserved: np.ndarray) -> None:
+        seconds, reserved = np.concatenate([self.seconds, seconds]), np.concatenate([self.reserved, reserved])
+        order = np.lexsort((reserved, seconds))
+        seconds, reserved = seconds[order], reserved[order]
+        before = np.concatenate([[np.inf], np.minimum.accumulate(reserved)[:-1]])
+        self.seconds, self.reserved = seconds[reserved < before], reserved[reserved < before]
+
+    def beats(self, seconds: np.ndarray, reserved: np.ndarray) -> np.ndarray:
+        """[n] bool: whether some layout on the front is faster than `seconds` and no heavier than `reserved`."""
+        faster = np.searchsorted(self.seconds, seconds, side="left")
+        found = faster > 0
+        if not found.any():
+            return found
+        return found & (self.reserved[np.maximum(faster - 1, 0)] <= reserved)
+
+
+def _along_the_front(bound: np.ndarray, lightest: np.ndarray) -> np.ndarray:
+    """Positions of the fastest by their bounds: of all, and of each of some classes of equal weight."""
+    by_weight = np.argsort(lightest, kind="stable")
+    classes = np.array_split(by_weight, min(_CLASSES, max(len(by_weight), 1)))
+    picks = [part[np.argsort(bound[part], kind="stable")[: _TRIED // _CLASSES]] for part in classes]
+    return np.unique(np.concatenate([np.argsort(bound, kind="stable")[:_TRIED], *picks]))
+
+
+def _priced(problem: Problem, columns: Columns) -> tuple[np.ndarray, np.ndarray]:
+    """(seconds, reserved bytes) of the layouts that fit."""
+    if not len(columns):
+        return np.zeros(0), np.zeros(0)
+    kernel = Kernel(problem, columns)
+    rows = np.arange(len(columns))
+    reserved = kernel.reserved(rows, kernel.peak_memory(rows))
+    rows = rows[reserved <= problem.cluster.gpu.memory_bytes]
+    return kernel.step_seconds(rows) if len(rows) else np.zeros(0), reserved[rows]
+
+
+def _in_chunks(kernel: Kernel, measure: Callable[[Kernel, np.ndarray], np.ndarray], reserve: bool = False):
+    """`measure` of every layout of the kernel, some thousand at a time, which stay in the processor's cache."""
+    rows = np.arange(len(kernel.columns))
+    parts = []
+    for at in range(0, len(rows), _CHUNK):
+        part = rows[at : at + _CHUNK]
+        values = measure(kernel, part)
+        parts.append(kernel.reserved(part, values) if reserve else values)
+    return np.concatenate(parts)
+
+
+def _recomputing(bases: Columns, kind: int) -> Columns:
+    """The bases with all blocks recomputed or none."""
+    same = np.zeros(len(bases), dtype=np.int64)
+    return replace(bases, recompute_kind=same + kind, recompute_layers=same + ALL_LAYERS, recompute_modules=same)
+
+
+__all__ = ["Front", "promising"]

@@ -1,0 +1,77 @@
+"""Setting combinations aside before recomputation is enumerated loses nothing: the same search with and without it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fivefold.cluster import load_cluster
+from fivefold.model import load_model
+from fivefold.search.prune import Front
+from fivefold.search.search import Found, search
+
+CASES = {
+    "dense": ("llama-3-8b", 16, 8192, 64, "megatron"),
+    "experts": ("mixtral-8x7b", 16, 4096, 32, "megatron"),
+    "latent": ("deepseek-v2-lite", 16, 4096, 32, "megatron"),
+    "fsdp": ("mixtral-8x7b", 32, 4096, 64, "torchtitan"),
+    "nothing fits": ("llama-3-70b", 8, 8192, 64, "megatron"),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def both(request, help_with):
+    """(everything enumerated, set aside wherever possible)."""
+    name, gpus, seq, batch, runtime = CASES[request.param]
+    cluster = load_cluster("h100-sxm", gpus=gpus)
+    problem = help_with.problem_of(load_model(name), cluster, runtime, seq_len=seq, global_batch=batch)
+    return search(problem, runtime, {}), search(problem, runtime, {}, most=0)
+
+
+def _front(found: Found) -> tuple[np.ndarray, np.ndarray]:
+    keep = found.reserved < np.concatenate([[np.inf], np.minimum.accumulate(found.reserved)[:-1]])
+    return found.seconds[keep], found.reserved[keep]
+
+
+def test_something_is_set_aside(both):
+    whole, pruned = both
+    assert len(pruned.columns) < len(whole.columns)
+    assert pruned.searched == whole.searched
+
+
+def test_the_optimum_and_its_ties_stay(both):
+    whole, _ = both
+    limit = (1 + whole.problem.runtime.tie_spread) * whole.seconds[0] if len(whole.seconds) else 0
+    kept = [np.sort(found.seconds[found.seconds <= limit]) for found in both]
+    assert np.allclose(*kept, rtol=1e-12)
+
+
+def test_the_front_stays(both):
+    for whole, pruned in zip(*map(_front, both), strict=True):
+        assert np.allclose(whole, pruned, rtol=1e-12)
+
+
+def test_the_lightest_layout_stays_when_nothing_fits(both):
+    whole, pruned = both
+    if whole.fitting:
+        pytest.skip("something fits")
+    assert not pruned.fitting
+    assert pruned.unfit_reserved.min() == whole.unfit_reserved.min()
+
+
+POINTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(batches=st.lists(POINTS, min_size=1, max_size=3), asked=POINTS)
+def test_a_front_knows_what_it_beats(batches, asked):
+    front = Front()
+    for batch in batches:
+        front.add(*(np.array([point[i] for point in batch], dtype=float) for i in (0, 1)))
+    everything = [point for batch in batches for point in batch]
+    for point, beaten in zip(
+        asked, front.beats(*(np.array([point[i] for point in asked], dtype=float) for i in (0, 1))), strict=True
+    ):
+        assert beaten == any(other[0] < point[0] and other[1] <= point[1] for other in everything)
