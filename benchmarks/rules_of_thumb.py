@@ -24,7 +24,7 @@ FULL = ff.Recompute(kind="full")
 
 @dataclass(frozen=True)
 class Comparison:
-    """One computed pair. better, worse: words; ratio: how many times slower (or larger) `worse` is, per unit of work."""
+    """One computed pair. better, worse: words; ratio: how many times slower, or larger, `worse` is per unit of work."""
 
     rule: str
     question: str

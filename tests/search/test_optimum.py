@@ -55,7 +55,7 @@ def test_the_lightest_is_the_lightest_of_all(case, help_with):
 
 def test_every_valid_layout_is_in_the_space(case):
     """What the loops find valid, the columns hold: as a multiset of (memory, time) among the fitting ones."""
-    problem, everything, raw = case
+    _, everything, raw = case
     ours = {(round(s, 12), int(r)) for s, r in zip(raw.seconds, raw.reserved, strict=True)}
     # Both sides floor bytes; sums in another order can differ by one.
     near = {(s, r + shift) for s, r in ours for shift in (-1, 0, 1)}

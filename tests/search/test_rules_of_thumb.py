@@ -1,4 +1,4 @@
-"""The field's rules of thumb come out of the cost model, or docs/rules_of_thumb.md says which measured run disagrees."""
+"""The field's rules of thumb come out of the cost model, or docs/rules_of_thumb.md names the run that disagrees."""
 
 from __future__ import annotations
 

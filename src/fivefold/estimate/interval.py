@@ -13,7 +13,7 @@ from fivefold.cluster import load_curve_of
 from fivefold.estimate.result import Quantity
 
 if TYPE_CHECKING:
-    from fivefold.estimate.kernel import Problem
+    from fivefold.estimate.problem import Problem
 
 _NORMAL_80 = 1.2816  # half-width of the central 80% of a normal distribution, in standard deviations
 # A step sums over many shapes, whose errors partly cancel: half of one shape's spread is kept.

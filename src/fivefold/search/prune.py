@@ -1,8 +1,8 @@
 """Branch and bound over combinations of degrees, before recomputation multiplies them.
 
 A base is a layout without its choice of recomputation. With everything recomputed it needs the least memory, and with
-nothing recomputed it takes the least time. So a base is set aside when the first does not fit, or when a layout that was
-priced is no heavier than the first and faster, beyond a tie, than a lower bound on the second. Neither loses the
+nothing recomputed it takes the least time. So a base is set aside when the first does not fit, or when a layout that
+was priced is no heavier than the first and faster, beyond a tie, than a lower bound on the second. Neither loses the
 optimum, what ties with it, or the front of memory and time.
 """
 

@@ -48,9 +48,10 @@ _UNFIT_TRIED, _UNFIT_CHUNK = 16_384, 2048
 class Found:
     """The raw outcome of one search.
 
-    candidates: all that divides; searched: their number, with those that were set aside in groups; columns: the valid ones. rows, seconds, reserved: the fitting ones that were priced,
-    fastest first, as positions in columns, step seconds and device bytes. bounded_rows: fitting, but excluded by their
-    bound. unfit_rows, unfit_reserved: the ones that need more memory than there is.
+    candidates: all that divides; searched: their number, with those that were set aside in groups; columns: the valid
+    ones. rows, seconds, reserved: the fitting ones that were priced, fastest first, as positions in columns, step
+    seconds and device bytes. bounded_rows: fitting, but excluded by their bound. unfit_rows, unfit_reserved: the ones
+    that need more memory than there is.
     """
 
     problem: Problem

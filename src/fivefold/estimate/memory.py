@@ -1,0 +1,140 @@
+"""Memory: what each pipeline rank allocates at its peak, by category, and what the device needs beside it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fivefold.estimate.arrays import distinct, dot
+from fivefold.estimate.reduction import WEIGHT_BYTES, Reductions
+
+MASTER_BYTES = 4
+# Under the fp8 recipes Transformer Engine keeps an fp8 copy of each weight and its transpose for all micro-batches.
+_FP8_WEIGHT_COPIES = 2
+CATEGORIES = (
+    "weights",
+    "gradients",
+    "master",
+    "optimizer",
+    "activations",
+    "logits",
+    "gathered",
+    "buffers",
+    "reserve",
+)
+
+
+class MemoryModel(Reductions):
+    """Reductions and tables that know every rank's memory."""
+
+    def static_memory(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Bytes by category of what stays allocated through the whole step, each [n, C]."""
+        c, runtime, table = self.columns, self.problem.runtime, self.table
+        fully = self.problem.fully_sharded
+        dense, expert = self.rank_parameters(rows)
+        whole = dense + expert
+        over_dense, over_expert = self.shards(rows)
+        sharded = dense / over_dense + expert / over_expert
+        weights = runtime.weight_bytes * whole
+        if self.problem.work.precision == "fp8" and not fully:
+            weights = weights + _FP8_WEIGHT_COPIES * whole
+        buffers = self.exchange_buffers(rows)
+        gathered = np.zeros_like(whole)
+        present = table.count[self.plan[rows]] > 0
+        v = self.variant[rows]
+        if runtime.cached_wgrad_buffers:
+            here = present[..., : self.blocks]
+            mixer = np.where(here, self.variants.wgrad_mixer[v][:, None, : self.blocks], 0).max(axis=-1)
+            feed = np.where(here, self.variants.wgrad_feed[v][:, None, : self.blocks], 0).sum(axis=-1)
+            buffers = buffers + mixer + feed
+        if fully:
+            size = (self.variants.dense + self.variants.expert)[v][:, None]
+            largest = np.where(present, size, 0).max(axis=-1)
+            window = np.minimum((1 + runtime.prefetch_blocks) * largest, whole)
+            gathered = WEIGHT_BYTES * np.where((c.zero[rows] == 3)[:, None], window, whole)
+            # One piece's gradient, whole, as computed and in the dtype of its reduction, while it is scattered.
+            buffers = buffers + (WEIGHT_BYTES + self.grad_bytes) * largest
+        return {
+            "weights": weights,
+            "gradients": self.grad_bytes * (sharded if fully else whole),
+            "master": MASTER_BYTES * sharded,
+            "optimizer": self.state_bytes(rows, whole) * sharded,
+            "gathered": gathered,
+            "buffers": buffers,
+            "reserve": np.full_like(whole, runtime.workspace_bytes),
+        }
+
+    def exchange_buffers(self, rows: np.ndarray) -> np.ndarray:
+        """Bytes of pipeline transfers in flight beside the activations that are counted anyway, [n, C].
+
+        One received tensor on every stage but the first (fit: the stages of 6 single-node B200 runs at pp 2); with
+        interleaving also the next activation and gradient, which are received ahead of use.
+        """
+        table, plan = self.table, self.plan[rows]
+        tensors = (~table.first[plan]).astype(np.float64) + 2 * (self.columns.vpp[rows] > 1)[:, None]
+        piped = (self.columns.pp[rows] > 1)[:, None]
+        return np.where(piped, tensors * self.boundary_bytes(rows)[:, None], 0.0)
+
+    def activation_memory(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(activations, logits) bytes at each rank's peak in the steady state, [n, C].
+
+        The candidates: the backward of the last block, with all micro-batches in flight; the loss and the head's
+        backward, on the last rank; the embedding's backward, on the first, when its micro-batch is otherwise done.
+        Layouts that differ only in how they shard states share one answer.
+        """
+        first, case = distinct([self.plan[rows], self.variant[rows]])
+        activations, logits = self._activation_memory(self.plan[rows[first]], self.variant[rows[first]])
+        return activations[case], logits[case]
+
+    def _activation_memory(self, plan: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        table, v = self.table, self.variants
+        saved_bytes, kept_bytes = v.saved[which], v.kept[which]
+        saved = dot(table.held_plain[plan], saved_bytes) + dot(table.held_again[plan], kept_bytes)
+        newest = dot(table.newest_plain[plan], saved_bytes) + dot(table.newest_again[plan], kept_bytes)
+        embedding, head, mtp = self.blocks, self.blocks + 1, self.blocks + 2
+        again = table.again[plan] > 0
+        plain = table.count[plan] > table.again[plan]
+        working = np.maximum(
+            np.where(plain, v.working[which][:, None], 0), np.where(again, v.working_again[which][:, None], 0)
+        )
+        working[..., embedding] = 0
+        working = working.max(axis=-1)
+        # The losses of MTP modules wait for backward together with the main one.
+        losses = v.logits[which, head][:, None] + table.count[plan][..., mtp] * v.logits[which, mtp][:, None]
+        logits = table.last[plan] * losses
+        at_loss = logits > working
+        activations, logits = saved + np.where(at_loss, 0, working), np.where(at_loss, logits, 0)
+        at_embedding = table.first[plan] * (saved - newest + v.working[which, embedding][:, None])
+        better = at_embedding > activations + logits
+        return np.where(better, at_embedding, activations), np.where(better, 0, logits)
+
+    def rank_memory(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Bytes by category at each rank's steady-state peak, each [n, C]; categories in contract order."""
+        static = self.static_memory(rows)
+        static["activations"], static["logits"] = self.activation_memory(rows)
+        return {name: static[name] for name in CATEGORIES}
+
+    def peak_memory(self, rows: np.ndarray) -> np.ndarray:
+        """Peak allocated bytes of the worst rank in the steady state, [n]."""
+        total = sum(np.floor(part) for part in self.rank_memory(rows).values())
+        return np.where(self.table.exists[self.plan[rows]], total, 0).max(axis=1)
+
+    def peak_stage(self, rows: np.ndarray) -> np.ndarray:
+        """Pipeline rank of the worst peak, [n]; of equal ranks the first."""
+        total = sum(np.floor(part) for part in self.rank_memory(rows).values())
+        plan = self.plan[rows]
+        worst = np.where(self.table.exists[plan], total, -1).argmax(axis=1)
+        return self.table.rank[plan, worst]
+
+    def outside_allocator(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Bytes that the device needs beside the caching allocator, each [n]."""
+        c, runtime = self.columns, self.problem.runtime
+        axes = (c.tp, c.cp, c.pp, c.ep, c.etp, c.dp * c.cp)
+        groups = np.sum([axis[rows] > 1 for axis in axes], axis=0)
+        return {
+            "context": np.full(len(rows), float(runtime.context_bytes)),
+            "communicators": groups * float(runtime.nccl_bytes_per_group),
+        }
+
+    def reserved(self, rows: np.ndarray, peak: np.ndarray) -> np.ndarray:
+        """Bytes that the device must have for a peak allocation: fragmentation and what lies outside, [n]."""
+        return peak * (1 + self.problem.runtime.fragmentation) + sum(self.outside_allocator(rows).values())

@@ -1,0 +1,99 @@
+"""Gradient reduction and parameter gathers: which groups they span and what they take, unhidden."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fivefold.cluster import Cluster, collective_seconds
+from fivefold.cluster.groups import Placement, place
+from fivefold.estimate.problem import Problem
+from fivefold.estimate.tables import Tables
+from fivefold.estimate.variants import Variants
+from fivefold.layout.columns import Columns
+
+WEIGHT_BYTES = 2  # of a parameter as it is gathered for compute
+
+
+@dataclass(slots=True, frozen=True)
+class ReductionGroups:
+    """Where the groups lie that shard dense and expert parameters, and the replicas of their shards (HSDP)."""
+
+    dense: Placement
+    dense_replicas: Placement
+    expert: Placement
+    expert_replicas: Placement
+
+
+class Reductions(Tables):
+    """Tables that know what data parallelism moves."""
+
+    def __init__(self, problem: Problem, columns: Columns, *, every_rank: bool = False) -> None:
+        super().__init__(problem, columns, every_rank=every_rank)
+        if problem.fully_sharded:
+            self._add_gathers(self.variants, self.variant_rows)
+
+    def _add_gathers(self, table: Variants, rows: np.ndarray) -> None:
+        """Each piece's parameters are gathered while the piece before computes and its gradients scattered while the
+        next one does; what compute does not hide is exposed. ZeRO-2 gathers once, in forward; ZeRO-3 in both passes."""
+        reduce_s, gather = self.reduction_seconds(rows, table.dense, table.expert)
+        regather = np.where((self.columns.zero[rows] == 3)[:, None], gather, 0)
+        table.gather_forward = np.maximum(gather - table.forward.sum(axis=2), 0)
+        table.gather_backward = np.maximum(regather + reduce_s - table.backward.sum(axis=2), 0)
+        table.total()
+
+    def groups(self, rows: np.ndarray) -> ReductionGroups:
+        """Where the groups lie over which gradients are reduced; without ZeRO one group replicates everything."""
+        c, cluster = self.columns, self.problem.cluster
+        unsharded = c.zero[rows] == 0
+        replicas = np.where(unsharded, 1, c.dp_replicate[rows])
+        shard = np.where(unsharded, c.dp[rows] * c.cp[rows], c.dp_shard[rows])
+        expert_stride, expert_shard = c.ep[rows] * c.etp[rows], c.edp[rows] // replicas
+        return ReductionGroups(
+            dense=place(cluster, shard, c.tp[rows]),
+            dense_replicas=place(cluster, replicas, c.tp[rows] * shard),
+            expert=place(cluster, expert_shard, expert_stride),
+            expert_replicas=place(cluster, replicas, expert_stride * expert_shard),
+        )
+
+    def reduction_seconds(
+        self, rows: np.ndarray, dense: np.ndarray, expert: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds to reduce each rank's gradients and to gather its parameters, unhidden, [n, C]."""
+        cluster, grad, groups = self.problem.cluster, self.grad_bytes, self.groups(rows)
+        sharded = (self.columns.zero[rows] >= 1)[:, None]
+        grids = [(dense, groups.dense, groups.dense_replicas, self.shards(rows)[0])]
+        if self.problem.model.is_moe:
+            grids.append((expert, groups.expert, groups.expert_replicas, self.shards(rows)[1]))
+        reduce_s, gather_s = np.zeros_like(dense), np.zeros_like(dense)
+        for elements, group, replicas, shards in grids:
+            scatter = _seconds(cluster, "reduce_scatter", grad * elements, group)
+            reduce_s += np.where(sharded, scatter, _seconds(cluster, "all_reduce", grad * elements, group))
+            if (replicas.n > 1).any():
+                reduce_s += _seconds(cluster, "all_reduce", grad * elements / shards, replicas)
+            gather_s += np.where(sharded, _seconds(cluster, "all_gather", WEIGHT_BYTES * elements, group), 0)
+        return reduce_s, gather_s
+
+    def tied_reduction_seconds(self, rows: np.ndarray) -> np.ndarray:
+        """Seconds to sum the gradients of weights that the first and the last stage both hold, [n].
+
+        A ring of two ranks moves the tensor once each way at the same time, after all other gradients.
+        """
+        return collective_seconds(self.problem.cluster, "send", self.tied_bytes(rows), self.boundary(rows))
+
+    def tied_bytes(self, rows: np.ndarray) -> np.ndarray:
+        """Bytes of gradients that the first and the last stage both hold, [n]; 0 without a pipeline."""
+        shared = self.grad_bytes * self.copies_on_last_stage * self.head_weight[self.key[rows]]
+        return np.where(self.columns.pp[rows] > 1, shared, 0.0)
+
+    def boundary(self, rows: np.ndarray) -> Placement:
+        """Where the pipeline groups lie."""
+        c = self.columns
+        return place(self.problem.cluster, c.pp[rows], c.tp[rows] * c.cp[rows] * c.dp[rows])
+
+
+def _seconds(cluster: Cluster, op: str, size: np.ndarray, placement: Placement) -> np.ndarray:
+    """Collective seconds of [n, k] sizes in [n] groups; nothing moves in no time."""
+    seconds = collective_seconds(cluster, op, size.T, placement).T
+    return np.where(size > 0, seconds, 0.0)

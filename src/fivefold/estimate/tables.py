@@ -1,0 +1,106 @@
+"""Tables of what is distinct in a set of layouts: keys, variants, plans, and what a rank holds of the model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fivefold.estimate.arrays import distinct, dot
+from fivefold.estimate.blocks import BlockWriter
+from fivefold.estimate.optimizers import OPTIMIZERS
+from fivefold.estimate.plans import Partition, PlanTable, kind_runs, partition, plan_table
+from fivefold.estimate.price import Cost, Pricer
+from fivefold.estimate.problem import Problem
+from fivefold.estimate.shard import distinct_shards
+from fivefold.estimate.variants import Variants, variants
+from fivefold.layout.columns import Columns
+from fivefold.layout.layout import RECOMPUTE_KINDS, SCHEDULES
+from fivefold.layout.stages import split_policy
+
+_NONE = RECOMPUTE_KINDS.index("none")
+_GRAD_BYTES = {"fp32": 4, "bf16": 2}
+
+
+class Tables:
+    """The tables of `columns`. Methods take `rows`, positions of layouts, and answer in their order: [n] layouts,
+    [n, C] their distinguishable pipeline ranks, P pieces."""
+
+    def __init__(self, problem: Problem, columns: Columns, *, every_rank: bool = False) -> None:
+        self.problem = problem
+        self.columns = columns
+        self.optimizer = OPTIMIZERS[problem.work.optimizer]
+        self.grad_bytes = _GRAD_BYTES[problem.work.grad_dtype]
+        self.shard, self.key = distinct_shards(columns, problem.work.seq_len)
+        self.writer = BlockWriter(problem.model, problem.work, problem.runtime, self.shard)
+        self.pricer = Pricer(problem.cluster, problem.runtime, problem.work.precision, self.shard)
+        self.ledgers = self._ledgers()
+        self.costs: tuple[Cost, ...] = tuple(self.pricer.price(ledger) for ledger in self.ledgers)
+        self.blocks = len(problem.model.kinds)
+        self.head_weight = self.writer.head_weight()
+        # The last stage of a pipeline holds its own copy of a tied head, or of the embedding that MTP looks up.
+        self.copies_on_last_stage = int(problem.model.tied_embeddings or problem.model.mtp > 0)
+        if not problem.model.tied_embeddings:
+            self.costs[self.blocks + 1].dense[:] += self.head_weight
+            self.costs[self.blocks + 1].factored[:] += self.head_weight / problem.model.hidden + problem.model.hidden
+        self.variant, self.variant_rows, self.variants = self._variants()
+        self.plan, self.plans = self._plans()
+        self.table: PlanTable = plan_table(self.plans, every_rank=every_rank)
+
+    def _ledgers(self):
+        writer, model = self.writer, self.problem.model
+        mtp = writer.mtp() if model.mtp else writer.nothing("mtp")
+        return (*(writer.block(kind) for kind in model.kinds), writer.embedding(), writer.head(), mtp)
+
+    def _variants(self) -> tuple[np.ndarray, np.ndarray, Variants]:
+        """(variant of each layout, a layout of each variant, the variants)."""
+        c = self.columns
+        fields = [self.key, c.recompute_kind, c.recompute_modules]
+        if self.problem.fully_sharded:
+            fields += [c.zero, c.dp_shard, c.dp_replicate, c.edp]
+        first, inverse = distinct(fields)
+        table = variants(self.costs, self.key[first], c.recompute_kind[first], c.recompute_modules[first])
+        return inverse, first, table
+
+    def _plans(self) -> tuple[np.ndarray, list[tuple[Partition, str, int]]]:
+        c, model = self.columns, self.problem.model
+        layers = np.where(c.recompute_kind == _NONE, 0, c.recompute_layers)
+        split = [c.pp, c.vpp, c.first_stage_layers, c.last_stage_layers, c.account_for_embedding, c.account_for_loss]
+        fields = [*split, layers + 1, c.schedule, c.num_micro_batches]
+        first, inverse = distinct(fields)
+        runs, policy = kind_runs(model), split_policy(self.problem.runtime.name)
+        plans: list[tuple[Partition, str, int]] = []
+        for *where, again, schedule, m in zip(*(field[first].tolist() for field in fields), strict=True):
+            part = partition(runs, model.mtp, *where, policy, again - 1)
+            plans.append((part, SCHEDULES[schedule], m))
+        return inverse, plans
+
+    def rank_parameters(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(dense, expert) parameter elements of each pipeline rank, [n, C]."""
+        count, v = self.table.count[self.plan[rows]], self.variant[rows]
+        dense = dot(count, self.variants.dense[v])
+        if self.copies_on_last_stage:
+            apart = self.table.last[self.plan[rows]] & (self.columns.pp[rows] > 1)[:, None]
+            dense = dense + self.copies_on_last_stage * apart * self.head_weight[self.key[rows]][:, None]
+        return dense, dot(count, self.variants.expert[v])
+
+    def shards(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ranks that share the optimizer states of a dense and of an expert parameter, [n, 1]."""
+        c = self.columns
+        dense = np.maximum(c.dp_shard[rows], 1)
+        replicas = np.maximum(c.dp_replicate[rows], 1)
+        expert = np.where(c.zero[rows] == 0, 1, np.maximum(c.edp[rows] // replicas, 1))
+        return dense[:, None], expert[:, None]
+
+    def state_bytes(self, rows: np.ndarray, whole: np.ndarray) -> np.ndarray:
+        """Mean optimizer bytes per parameter beside the master copy, [n, C] or a number."""
+        optimizer = self.optimizer
+        if optimizer.uniform:
+            return np.asarray(optimizer.matrix_bytes)
+        count, v = self.table.count[self.plan[rows]], self.variant[rows]
+        if optimizer.factored:
+            return 4 * dot(count, self.variants.factored[v]) / np.maximum(whole, 1)
+        matrices = dot(count, self.variants.matrix[v]) / np.maximum(whole, 1)
+        return optimizer.matrix_bytes * matrices + optimizer.vector_bytes * (1 - matrices)
+
+    def boundary_bytes(self, rows: np.ndarray) -> np.ndarray:
+        """Bytes of a micro-batch's hidden state as one rank sends it to the next stage, [n]."""
+        return 2 * self.shard.norm_tokens[self.key[rows]] * self.problem.model.hidden
