@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from fivefold.cluster import Cluster, load_cluster
 from fivefold.estimate import Estimate, Problem, estimate
 from fivefold.estimate.estimate import rule_context
-from fivefold.layout import Layout, Recompute, Workload
-from fivefold.layout.rules import violations
+from fivefold.layout import Columns, Layout, Recompute, Workload
+from fivefold.layout.rules import valid_mask
 from fivefold.model import load_model
 from fivefold.model.spec import BlockRun, LatentAttention, ModelSpec
 from fivefold.runtime import load_runtime
@@ -60,10 +60,17 @@ def _recomputations(model: ModelSpec, runtime: str) -> list[Recompute]:
     return recompute + [Recompute(kind="full", layers=n) for n in range(1, model.layers)]
 
 
-def every_layout(problem: Problem) -> Iterator[Layout]:
+def every_layout(problem: Problem) -> list[Layout]:
     """Every combination of option values that obeys the runtime's rules, by loops."""
+    work, name = problem.work, problem.runtime.name
+    layouts = list(_combinations(problem))
+    columns = Columns.from_layouts(layouts, problem.cluster.gpus, work)
+    valid = valid_mask(columns, rule_context(problem.model, problem.cluster, work, name))
+    return [layout for layout, obeys in zip(layouts, valid, strict=True) if obeys]
+
+
+def _combinations(problem: Problem) -> Iterator[Layout]:
     model, gpus, work, name = problem.model, problem.cluster.gpus, problem.work, problem.runtime.name
-    context = rule_context(model, problem.cluster, work, name)
     recompute = _recomputations(model, name)
     uneven = [{}, *({"account_for_embedding": e, "account_for_loss": h} for e, h in ((1, 1), (0, 1), (1, 0)))]
     n = divisors(gpus)
@@ -81,7 +88,7 @@ def every_layout(problem: Problem) -> Iterator[Layout]:
             recompute,
             uneven if pp > 1 and name == "megatron" else [{}],
         ):
-            layout = Layout(
+            yield Layout(
                 tp=tp,
                 cp=cp,
                 cp_kind=kind,
@@ -95,8 +102,6 @@ def every_layout(problem: Problem) -> Iterator[Layout]:
                 recompute=again,
                 **{option: bool(value) for option, value in ends.items()},
             )
-            if not violations(layout, context):
-                yield layout
 
 
 def problem_of(model: ModelSpec, cluster: Cluster, runtime: str = "megatron", **work: Any) -> Problem:

@@ -91,7 +91,7 @@ def whole(option: str, text: str) -> int:
 
 def pins_of(flags: LayoutFlags) -> dict[str, tuple[Any, ...]]:
     """The layout options that were given, by the library's names, each as a tuple of values."""
-    from fivefold.search.space import checked_pins
+    from fivefold.search.pins import checked_pins
 
     pins: dict[str, Any] = {}
     for name, read in _READERS.items():

@@ -230,7 +230,7 @@ class BlockWriter:
         local = feed.num_experts / s.ep
         inputs = 2 if feed.gated else 1
         width = feed.ffn / s.etp
-        ledger.weights.append(Weight("router", h * feed.num_experts, part="feed"))
+        ledger.weights.append(Weight("router", h * feed.num_experts, factored=h + feed.num_experts, part="feed"))
         ledger.weights.append(
             Weight(
                 "experts.fc1",

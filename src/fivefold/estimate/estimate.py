@@ -31,7 +31,7 @@ from fivefold.estimate.variants import module_bits
 from fivefold.layout.columns import Columns
 from fivefold.layout.layout import RECOMPUTE_KINDS, RECOMPUTE_MODULES, Layout
 from fivefold.layout.rules import Context, violations
-from fivefold.layout.stages import resolve
+from fivefold.layout.stages import check_degrees, resolve_row
 from fivefold.layout.workload import Workload
 from fivefold.model import count_params, training_flops_per_token
 from fivefold.model.spec import ModelSpec
@@ -48,9 +48,10 @@ def estimate(model: ModelSpec, cluster: Cluster, work: Workload, layout: Layout,
     memory and step are None. Raises FivefoldError for input that has no meaning at all (unknown runtime, degree 0).
     """
     profile = load_runtime(runtime)
-    resolved = resolve(layout, model, cluster.gpus, work, runtime)
-    context = rule_context(model, cluster, work, runtime)
+    check_degrees(layout, cluster.gpus)
     columns = Columns.from_layouts([layout], cluster.gpus, work)
+    resolved = resolve_row(columns, model, runtime)
+    context = rule_context(model, cluster, work, runtime)
     broken = tuple(_as_violation(found) for found in violations(columns, context))
     problem = Problem(model, cluster, work, profile)
     detail = None if broken else _Detail(problem, columns)
@@ -63,7 +64,7 @@ def estimate(model: ModelSpec, cluster: Cluster, work: Workload, layout: Layout,
         memory=None if detail is None else detail.memory,
         step=None if detail is None else detail.step,
         params=parameters(model),
-        flops_per_token=flops_per_token(problem, 0.0 if detail is None else detail.recompute_flops_per_token),
+        flops_per_token=flops_per_token(problem, 0.0) if detail is None else detail.flops,
         traffic=() if detail is None else detail.traffic,
         inputs={**inputs_of(problem, runtime), "layout": msgspec.to_builtins(layout)},
     )
@@ -159,7 +160,7 @@ class _Detail:
         forward, backward = self.kernel.pass_seconds(_ONE)
         self.slowest = int((forward + backward)[0, : int(columns.pp[0])].argmax())
         self.memory = self._memory()
-        self.recompute_flops_per_token = self._recompute_flops_per_token()
+        self.flops = flops_per_token(problem, self._recompute_flops_per_token())
         self.step = self._step()
         self.traffic = self._traffic()
 
@@ -252,7 +253,7 @@ class _Detail:
         seconds = sum(breakdown.values())
         gpus = problem.cluster.gpus
         peak = kernel.peak_flops_per_s() * gpus
-        flops = flops_per_token(problem, self.recompute_flops_per_token)
+        flops = self.flops
         rate = problem.work.tokens_per_batch / seconds
         return Step(
             seconds=around(seconds, problem),

@@ -26,7 +26,8 @@ Pass = Literal["forward", "backward"]
 class Weight:
     """A parameter tensor's shard: `elements` per rank. matrix: a 2-D hidden matrix, which Muon orthogonalises.
 
-    copies: tensors of this shape in the row (local experts). factored: row and column counts summed over them.
+    copies: tensors of this shape in the row (local experts). factored: row and column counts summed over them,
+    None for a vector.
     part: the sublayer whose shape it has, for placeholders that equal shapes share.
     """
 
@@ -34,7 +35,7 @@ class Weight:
     elements: Column
     expert: bool = False
     matrix: bool = True
-    factored: Column = 0
+    factored: Column | None = None
     copies: Column = 1
     part: Literal["mixer", "feed"] = "mixer"
 

@@ -7,6 +7,7 @@ beside it, or (ring attention) behind attention itself. Only what is left over i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -116,7 +117,7 @@ class Pricer:
             dense=ledger.total([row.elements for row in weights if not row.expert]),
             expert=ledger.total([row.elements for row in weights if row.expert]),
             matrix=ledger.total([row.elements for row in weights if row.matrix]),
-            factored=ledger.total([row.factored if np.any(row.factored) else row.elements for row in weights]),
+            factored=ledger.total([row.elements if row.factored is None else row.factored for row in weights]),
             wgrad_mixer=_placeholders(ledger, "mixer"),
             wgrad_feed=_placeholders(ledger, "feed"),
             newton_schulz=ledger.total([_newton_schulz(row) for row in weights if row.matrix]),
@@ -271,9 +272,10 @@ def _belongs(module: str, recomputed: str) -> bool:
     return module in _COVERS.get(recomputed, (recomputed,))
 
 
-def _modules(module: str) -> list[int]:
+@cache
+def _modules(module: str) -> tuple[int, ...]:
     """Indices of the recomputation modules that re-run operations of `module`."""
-    return [index for index, name in enumerate(RECOMPUTE_MODULES) if _belongs(module, name)]
+    return tuple(index for index, name in enumerate(RECOMPUTE_MODULES) if _belongs(module, name))
 
 
 def _placeholders(ledger: Ledger, part: str) -> np.ndarray:
@@ -284,6 +286,8 @@ def _placeholders(ledger: Ledger, part: str) -> np.ndarray:
 def _newton_schulz(row: Weight) -> Column:
     """FLOPs of Muon's five Newton-Schulz iterations on a matrix of m x n, m <= n: each makes X Xt, its square and their
     sum times X, 4 m^2 n + 2 m^3 (Jordan et al. 2024). m follows from the elements and from rows plus columns."""
+    if row.factored is None:
+        return 0.0
     size, around = row.elements / row.copies, row.factored / row.copies
     m = (around - np.sqrt(np.maximum(around * around - 4 * size, 0))) / 2
     return 5 * row.copies * (4 * m * size + 2 * m**3)

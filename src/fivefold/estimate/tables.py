@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from fivefold.estimate.arrays import distinct, dot
-from fivefold.estimate.blocks import BlockWriter
 from fivefold.estimate.optimizers import OPTIMIZERS
 from fivefold.estimate.plans import Partition, PlanTable, kind_runs, partition, plan_table
-from fivefold.estimate.price import Cost, Pricer
+from fivefold.estimate.priced import priced_keys
 from fivefold.estimate.problem import Problem
 from fivefold.estimate.shard import distinct_shards
 from fivefold.estimate.variants import Variants, variants
@@ -30,25 +29,15 @@ class Tables:
         self.optimizer = OPTIMIZERS[problem.work.optimizer]
         self.grad_bytes = _GRAD_BYTES[problem.work.grad_dtype]
         self.shard, self.key = distinct_shards(columns, problem.work.seq_len)
-        self.writer = BlockWriter(problem.model, problem.work, problem.runtime, self.shard)
-        self.pricer = Pricer(problem.cluster, problem.runtime, problem.work.precision, self.shard)
-        self.ledgers = self._ledgers()
-        self.costs: tuple[Cost, ...] = tuple(self.pricer.price(ledger) for ledger in self.ledgers)
+        priced = priced_keys(problem, self.shard)
+        self.ledgers, self.costs, self.pricer = priced.ledgers, priced.costs, priced.pricer
+        self.head_weight = priced.head_weight
         self.blocks = len(problem.model.kinds)
-        self.head_weight = self.writer.head_weight()
         # The last stage of a pipeline holds its own copy of a tied head, or of the embedding that MTP looks up.
         self.copies_on_last_stage = int(problem.model.tied_embeddings or problem.model.mtp > 0)
-        if not problem.model.tied_embeddings:
-            self.costs[self.blocks + 1].dense[:] += self.head_weight
-            self.costs[self.blocks + 1].factored[:] += self.head_weight / problem.model.hidden + problem.model.hidden
         self.variant, self.variant_rows, self.variants = self._variants()
         self.plan, self.plans = self._plans()
         self.table: PlanTable = plan_table(self.plans, every_rank=every_rank)
-
-    def _ledgers(self):
-        writer, model = self.writer, self.problem.model
-        mtp = writer.mtp() if model.mtp else writer.nothing("mtp")
-        return (*(writer.block(kind) for kind in model.kinds), writer.embedding(), writer.head(), mtp)
 
     def _variants(self) -> tuple[np.ndarray, np.ndarray, Variants]:
         """(variant of each layout, a layout of each variant, the variants)."""

@@ -139,16 +139,19 @@ def resolve(layout: Layout, model: ModelSpec, world: int, work: Workload, runtim
     Resolves what breaks a rule too (quotients floored, spare blocks given to early stages), so that it can be shown
     next to its violations. Raises FivefoldError for degrees below one, unknown words and unknown runtimes.
     """
-    _check_degrees(layout, world)
-    columns = Columns.from_layouts([layout], world, work)
+    check_degrees(layout, world)
+    return resolve_row(Columns.from_layouts([layout], world, work), model, runtime)
+
+
+def resolve_row(columns: Columns, model: ModelSpec, runtime: str = "megatron") -> ResolvedLayout:
+    """The same for the only row of `columns`, whose degrees are known to be possible."""
     full = columns.row(0)
-    pp, vpp = layout.pp, layout.vpp
     return ResolvedLayout(
         tp=full.tp,
         cp=full.cp,
         cp_kind=full.cp_kind,
-        pp=pp,
-        vpp=vpp,
+        pp=full.pp,
+        vpp=full.vpp,
         ep=full.ep,
         etp=full.etp,
         dp=int(columns.dp[0]),
@@ -166,7 +169,7 @@ def resolve(layout: Layout, model: ModelSpec, world: int, work: Workload, runtim
     )
 
 
-def _check_degrees(layout: Layout, world: int) -> None:
+def check_degrees(layout: Layout, world: int) -> None:
     """Refuse what has no arithmetic at all: degrees below one, and more stages than could ever be listed."""
     for name in ("tp", "cp", "pp", "vpp", "ep", "etp", "dp_replicate", "micro_batch"):
         value = getattr(layout, name)

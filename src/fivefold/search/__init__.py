@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fivefold.search.pins import PIN_NAMES
 from fivefold.search.result import Plan
 from fivefold.search.search import OBJECTIVES, plan
-from fivefold.search.space import PIN_NAMES
 
 __all__ = ["OBJECTIVES", "PIN_NAMES", "Plan", "plan"]

@@ -102,7 +102,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     searched: candidates whose degrees divide; valid: obey every rule (of more than 1.5 million candidates, without the
     combinations that were set aside because no recomputation can make them fit or worth having); fitting: fit the
-    memory; priced: step time computed; bounded: fitting, but excluded because a bound shows that they cannot be among the best.
+    memory; priced: step time computed; bounded: fitting, but excluded because a bound shows that they cannot be among
+    the best.
     plans: the first is the choice; then the best of every other combination of degrees, fastest first.
     fastest: index of the fastest plan; it differs from 0 when a plan with fewer active axes lies within the tie.
     pareto: indices of plans that no other plan beats in both memory and time.

@@ -30,8 +30,9 @@ from fivefold.search.advice import (
     with_gpus,
 )
 from fivefold.search.explain import memory_limit, reasons
+from fivefold.search.pins import checked_pins
 from fivefold.search.result import Limit, Objective, Plan, Why, budget_of
-from fivefold.search.space import MOST_ENUMERATED, Space, checked_pins
+from fivefold.search.space import MOST_ENUMERATED, Space
 from fivefold.search.words import layout_words
 
 OBJECTIVES: tuple[Objective, ...] = ("tokens_per_s", "gpus", "memory", "time", "cost")
@@ -139,7 +140,9 @@ def _price(
     while len(take := _maybe_on_front(bound, seconds, reserved)):
         seconds[take] = kernel.step_seconds(fitting[take])
     priced = np.flatnonzero(~np.isnan(seconds))
-    fastest = priced[np.lexsort((reserved[priced], seconds[priced]))]
+    # Times that differ by rounding alone are equal, and the lighter layout comes first.
+    rounded = np.round(seconds[priced] / best, 12)
+    fastest = priced[np.lexsort((reserved[priced], rounded))]
     return fitting[fastest], seconds[fastest], reserved[fastest], fitting[np.isnan(seconds)]
 
 
@@ -266,8 +269,8 @@ def _pareto_rows(found: Found) -> list[int]:
     """Rows of the priced layouts that none beats in both memory and time, thinned to a few, fastest first."""
     best, out = np.inf, []
     for position in range(len(found.rows)):
-        if found.reserved[position] < best:
-            best = found.reserved[position]
+        if int(found.reserved[position]) < best:
+            best = int(found.reserved[position])
             out.append(int(found.rows[position]))
     if len(out) <= _PARETO_SHOWN:
         return out

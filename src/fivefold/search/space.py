@@ -38,32 +38,6 @@ _DENSE_PARTS = (("core_attn",), ("layernorm",), ("mlp",), ("layernorm", "mlp"))
 _EXPERT_PARTS = (("core_attn",), ("layernorm",), ("moe_act",), ("layernorm", "moe_act"), ("moe",))
 _LATENT_PARTS = (("mla_up_proj",), ("layernorm", "moe_act", "mla_up_proj"))
 
-PIN_NAMES = (
-    "tp",
-    "cp",
-    "cp_kind",
-    "pp",
-    "vpp",
-    "ep",
-    "etp",
-    "zero",
-    "dp_replicate",
-    "sequence_parallel",
-    "micro_batch",
-    "schedule",
-    "recompute",
-    "recompute_layers",
-    "recompute_modules",
-    "first_stage_layers",
-    "last_stage_layers",
-    "account_for_embedding",
-    "account_for_loss",
-    "overlap_grad",
-    "overlap_param",
-    "overlap_tp",
-    "overlap_ep",
-)
-
 
 class StageCounts(NamedTuple):
     """One way to split blocks over stages: counts of the first and last rank (0: even), what counts as a block."""
@@ -379,62 +353,6 @@ class _Known:
             return self._columns[name]
         except KeyError:
             raise _NotYetKnownError(name) from None
-
-
-def checked_pins(pins: dict[str, Any] | None) -> dict[str, tuple[Any, ...]]:
-    """Pins as tuples of values. FivefoldError for an option that cannot be pinned or has no value."""
-    out: dict[str, tuple[Any, ...]] = {}
-    for name, value in (pins or {}).items():
-        if name not in PIN_NAMES:
-            raise FivefoldError(
-                f"There is no option '{name}' to pin. Legal: {', '.join(PIN_NAMES)}.",
-                code="unknown-pin",
-                option=name,
-                value=value,
-                legal=list(PIN_NAMES),
-            )
-        values = tuple(value) if isinstance(value, (list, tuple, set, frozenset)) else (value,)
-        if name == "recompute_modules" and values and isinstance(values[0], str):
-            values = (values,)
-        if not values:
-            raise FivefoldError(f"{name} is pinned to no value at all.", code="empty-pin", option=name)
-        _check_values(name, values)
-        out[name] = values
-    return out
-
-
-_WORDS = {"cp_kind": CP_KINDS, "schedule": SCHEDULES, "recompute": RECOMPUTE_KINDS}
-_DEGREES = {"tp", "cp", "pp", "vpp", "ep", "etp", "dp_replicate", "micro_batch"}
-
-
-def _check_values(name: str, values: tuple[Any, ...]) -> None:
-    option = "--" + name.replace("_", "-")
-    for value in values:
-        if name in _WORDS and value not in _WORDS[name]:
-            legal = list(_WORDS[name])
-            raise FivefoldError(
-                f"{option} {value} is not known. Legal: {', '.join(legal)}.",
-                code="unknown-value",
-                option=option,
-                value=value,
-                legal=legal,
-            )
-        if name in _DEGREES and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1 << 20):
-            raise FivefoldError(
-                f"{option} {value} is not a degree: it has to be a whole number of 1 or more.",
-                code="bad-degree",
-                option=option,
-                value=value,
-                legal="1 or more",
-            )
-        if name == "zero" and value not in (0, 1, 2, 3):
-            raise FivefoldError(
-                f"--zero {value} is not a ZeRO stage. Legal: 0, 1, 2, 3.",
-                code="bad-zero",
-                option="--zero",
-                value=value,
-                legal=[0, 1, 2, 3],
-            )
 
 
 def _divisors(number: int) -> list[int]:

@@ -1,0 +1,125 @@
+"""From a layout to the stages that one rank holds, with every axis applied in its order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from fivefold.layout import ResolvedLayout
+from fivefold.model import ModelSpec
+from fivefold.schedule.registry import placement
+from fivefold.train.data import Batch
+from fivefold.train.init import initialise
+from fivefold.train.loss import CrossEntropy, cross_entropy_sum
+from fivefold.train.mesh import Group, Mesh
+from fivefold.train.model import DEFAULT_NUMERICS, Decoder, Numerics
+from fivefold.train.optimizer import Recipe
+from fivefold.train.parallel import context, recompute, tensor
+from fivefold.train.parallel.data import BUCKET_BYTES, DataParallel
+from fivefold.train.parallel.pipeline import tied_pair
+from fivefold.train.parallel.vocabulary import VocabCrossEntropy
+from fivefold.train.precision import Precision, precision
+
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run needs beside the model and the layout.
+
+    precision: fp64, fp32, bf16 or fp16. grad_dtype: as in Workload. seed: of the initial weights.
+    bucket_bytes: of gradients, per bucket of the data-parallel reduction.
+    """
+
+    precision: str = "bf16"
+    grad_dtype: str = "fp32"
+    recipe: Recipe = Recipe()
+    seed: int = 0
+    device: str = "cpu"
+    numerics: Numerics = DEFAULT_NUMERICS
+    bucket_bytes: int = BUCKET_BYTES
+
+    @property
+    def policy(self) -> Precision:
+        return precision(self.precision, self.grad_dtype)
+
+
+class Stage(NamedTuple):
+    """One chunk of this rank.
+
+    virtual: its place in the model's order of stages. partial: names of parameters whose gradient is to be summed over
+    another group than data's, with that group.
+    """
+
+    module: Decoder
+    data: DataParallel
+    virtual: int
+    partial: dict[str, dist.ProcessGroup]
+
+
+def build_stages(spec: ModelSpec, layout: ResolvedLayout, mesh: Mesh, setup: Setup) -> list[Stage]:
+    """The stages of this rank, one per chunk, initialised. Collective: every rank makes its own.
+
+    The order of the axes is a rule: tensor parallelism cuts the parameters, context parallelism replaces the core
+    that it left, recomputation wraps both, data parallelism takes what parameters there are then.
+    """
+    last = layout.pp * layout.vpp - 1
+    where = placement(layout.schedule)
+    left = layout.recompute.layers  # of a rank's blocks, the first ones recompute, whichever chunk they are in
+    stages = []
+    for chunk, (first, end) in enumerate(layout.stages[mesh.index("pp")]):
+        virtual = where.stage(mesh.index("pp"), chunk, layout.pp)
+        module = Decoder(
+            spec, range(first, end), embedding=virtual == 0, head=virtual == last, device="meta",
+            dtype=setup.policy.compute, numerics=setup.numerics,
+        )  # fmt: skip
+        tensor.apply(module, mesh, layout.sequence_parallel)
+        tied = spec.tied_embeddings and module.embed_tokens is not None and module.lm_head is not None
+        module.to_empty(device=setup.device)
+        if tied:
+            module.lm_head.weight = module.embed_tokens.weight  # type: ignore[union-attr]
+        initialise(module, spec, setup.seed, mesh.coordinates)
+        context.apply(module, mesh, layout.cp_kind)
+        recompute.apply(module, layout.recompute, left)
+        left = None if left is None else max(left - (end - first), 0)
+        data = DataParallel(
+            module,
+            mesh,
+            setup.policy,
+            zero=layout.zero,
+            rounds=layout.num_micro_batches,
+            overlap_grad=layout.overlap.grad,
+            overlap_param=bool(layout.overlap.param),
+            bucket_bytes=setup.bucket_bytes,
+            alone=frozenset({EMBEDDING, HEAD}) if spec.tied_embeddings else frozenset(),
+        )
+        stages.append(Stage(module, data, virtual, tensor.partial_gradients(module, mesh, layout.sequence_parallel)))
+    return stages
+
+
+def cross_entropy_of(spec: ModelSpec, mesh: Mesh) -> CrossEntropy:
+    """The summed cross-entropy of the logits that a rank has: all, or its part of the vocabulary."""
+    if mesh.group("tp") is None:
+        return cross_entropy_sum
+    return VocabCrossEntropy(mesh, spec.vocab)
+
+
+def local_batch(batch: Batch, layout: ResolvedLayout, mesh: Mesh, device: str) -> Batch:
+    """The part of a micro-batch's sequences that this rank of cp works on, on the device."""
+    if mesh.size("cp") > 1:
+        parts = (context.split(x, mesh, layout.cp_kind, dim=-1) for x in batch)
+        batch = Batch(*parts)
+    return Batch(*(x.to(torch.device(device)) for x in batch))
+
+
+def tied_group(spec: ModelSpec, layout: ResolvedLayout, mesh: Mesh) -> Group:
+    """The two ranks that hold the tied embedding on different stages; None on other ranks and where there is one.
+
+    Both ranks call this at the same point of their set-up, since it may make a group.
+    """
+    pair = tied_pair(placement(layout.schedule), layout.pp, layout.vpp) if spec.tied_embeddings else None
+    if pair is None or mesh.index("pp") not in pair:
+        return None
+    return mesh.subgroup(tuple(sorted(mesh.members("pp")[place] for place in pair)))
