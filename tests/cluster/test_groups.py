@@ -116,3 +116,13 @@ def test_placement_is_frozen():
     placement = place(load_cluster("h100"), 2, 1)
     with pytest.raises((AttributeError, msgspec.ValidationError)):
         placement.n = np.array([3])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("gpus", "domain"), [(64, 64), (72, 72), (144, 72), (512, 64), (576, 72), (1024, 64)])
+def test_a_job_gets_equal_parts_of_racks(gpus: int, domain: int) -> None:
+    """Racks of 72 GPUs in hosts of 4: jobs of other sizes are given the same whole hosts of every rack."""
+    assert load_cluster("gb200-nvl72", gpus=gpus).spans[0] == domain
+
+
+def test_a_node_is_never_cut() -> None:
+    assert load_cluster("h100-sxm", gpus=12).spans == (8, 12)

@@ -61,6 +61,21 @@ def test_the_lightest_layout_stays_when_nothing_fits(both):
     assert pruned.unfit_reserved.min() == whole.unfit_reserved.min()
 
 
+@pytest.mark.parametrize("runtime", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("room", [1.0001, 1.2, 1.5])
+def test_nothing_is_lost_where_memory_is_tight(runtime, room, help_with):
+    """GPUs with little more memory than the lightest layout needs: the front is still whole."""
+    work = {"seq_len": 8192, "global_batch": 64}
+    wide = help_with.problem_of(load_model("llama-3-8b"), load_cluster("h100-sxm", gpus=8), runtime, **work)
+    lightest = search(wide, runtime, {}).reserved.min()
+    cluster = help_with.small_cluster(8, room * lightest / 1e9)
+    tight = help_with.problem_of(wide.model, cluster, runtime, **work)
+    fronts = [_front(search(tight, runtime, {}, most=most)) for most in (10**9, 0)]
+    assert len(fronts[0][0]) > 0
+    for whole, pruned in zip(*fronts, strict=True):
+        assert np.allclose(whole, pruned, rtol=1e-12)
+
+
 POINTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=12)
 
 

@@ -115,8 +115,20 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spans(self) -> tuple[int, ...]:
-        """GPUs per domain of every level, innermost first; the outermost spans the whole cluster."""
-        return (*(min(link.span or self.gpus, self.gpus) for link in self.links[:-1]), self.gpus)
+        """GPUs per domain of every level, innermost first; the outermost spans the whole cluster.
+
+        A job that does not fill whole domains gets equal parts of them: 512 GPUs on racks of 72 are 8 times 64.
+        """
+        return (*(self._share_of_domain(link.span or self.gpus) for link in self.links[:-1]), self.gpus)
+
+    def _share_of_domain(self, span: int) -> int:
+        """The most GPUs of one domain, in whole nodes, of which equal parts make up the job; the domain if none do."""
+        if span >= self.gpus:
+            return self.gpus
+        if self.gpus % span == 0 or span <= self.gpus_per_node:
+            return span
+        shares = range(span - span % self.gpus_per_node, 0, -self.gpus_per_node)
+        return next((share for share in shares if self.gpus % share == 0), span)
 
     def to_dict(self) -> dict[str, Any]:
         return msgspec.to_builtins(self)

@@ -37,7 +37,7 @@ from fivefold.search.words import layout_words
 
 OBJECTIVES: tuple[Objective, ...] = ("tokens_per_s", "gpus", "memory", "time", "cost")
 # Layouts priced at least, in order of their bounds, so that the Pareto front sees more than the very fastest.
-_PRICED_AT_LEAST = 25_000
+_PRICED_AT_LEAST = 20_000
 _CHUNK = 8192
 _FRONT_CHUNK = 256
 _MEMORY_CHUNK = 16_384  # layouts whose memory is computed at once: what stays in the processor's cache
