@@ -35,6 +35,7 @@ CASES: list[tuple[int, dict[str, Any]]] = [
     (4, {"zero": 2}),
     (4, {"zero": 1, "dp_replicate": 2}),
     (4, {"zero": 2, "dp_replicate": 2, "micro_batch": 2}),
+    (2, {"zero": 2, "dp_replicate": 2}),
 ]
 
 

@@ -24,6 +24,8 @@ COMMANDS = (
     ("explain", "explain:app", "Axes, rules, limits and assumptions in words."),
     ("models", "models:models", "The models of the catalogue."),
     ("gpus", "gpus:gpus", "The GPUs and systems of the catalogue."),
+    ("train", "train:train", "Train a plan with PyTorch (one process per GPU, by torchrun)."),
+    ("verify", "verify:verify", "Prove that a layout trains like one process."),
     ("validate", "validate:validate", "Predictions beside published measurements."),
 )
 

@@ -20,6 +20,7 @@ from fivefold.train.optimizer import Recipe
 from fivefold.train.parallel import context, recompute, tensor
 from fivefold.train.parallel.data import BUCKET_BYTES, DataParallel
 from fivefold.train.parallel.pipeline import tied_pair
+from fivefold.train.parallel.sharded import FullySharded
 from fivefold.train.parallel.vocabulary import VocabCrossEntropy
 from fivefold.train.precision import Precision, precision
 
@@ -54,7 +55,7 @@ class Stage(NamedTuple):
     """
 
     module: Decoder
-    data: DataParallel
+    data: DataParallel | FullySharded
     virtual: int
     partial: dict[str, dist.ProcessGroup]
 
@@ -84,19 +85,28 @@ def build_stages(spec: ModelSpec, layout: ResolvedLayout, mesh: Mesh, setup: Set
         context.apply(module, mesh, layout.cp_kind)
         recompute.apply(module, layout.recompute, left)
         left = None if left is None else max(left - (end - first), 0)
-        data = DataParallel(
-            module,
-            mesh,
-            setup.policy,
-            zero=layout.zero,
-            rounds=layout.num_micro_batches,
-            overlap_grad=layout.overlap.grad,
-            overlap_param=bool(layout.overlap.param),
-            bucket_bytes=setup.bucket_bytes,
-            alone=frozenset({EMBEDDING, HEAD}) if spec.tied_embeddings else frozenset(),
-        )
+        data = _data_parallel(module, spec, layout, mesh, setup)
         stages.append(Stage(module, data, virtual, tensor.partial_gradients(module, mesh, layout.sequence_parallel)))
     return stages
+
+
+def _data_parallel(
+    module: Decoder, spec: ModelSpec, layout: ResolvedLayout, mesh: Mesh, setup: Setup
+) -> DataParallel | FullySharded:
+    """What sums the stage's gradients over the replicas and shards what the layout's ZeRO stage says."""
+    overlap = {"overlap_grad": layout.overlap.grad, "overlap_param": bool(layout.overlap.param)}
+    if layout.zero == 3:
+        return FullySharded(module, mesh, setup.policy, rounds=layout.num_micro_batches, **overlap)
+    return DataParallel(
+        module,
+        mesh,
+        setup.policy,
+        zero=layout.zero,
+        rounds=layout.num_micro_batches,
+        bucket_bytes=setup.bucket_bytes,
+        alone=frozenset({EMBEDDING, HEAD}) if spec.tied_embeddings else frozenset(),
+        **overlap,
+    )
 
 
 def cross_entropy_of(spec: ModelSpec, mesh: Mesh) -> CrossEntropy:

@@ -116,6 +116,8 @@ class Bucket:
         """Start the sum over the replicas (under ZeRO-2: this micro-batch's)."""
         if self._whole is None or (self._shard is None and self._replicate is None):
             return
+        if self._shard is None and not self._keep_whole:
+            return  # the part is the whole: replicas sum it once a step, in finish()
         self._clear_unfilled()
         if self._shard is None:
             self._reduction = dist.all_reduce(self._whole, group=self._replicate, async_op=True)
@@ -143,11 +145,12 @@ class Bucket:
         """After the last micro-batch and its reduce(): the gradient is the sum over all replicas."""
         self.wait_reduced()
         if self._shard is None and not self._keep_whole and self._whole is not None:
+            self._clear_unfilled()
             self.gradient.add_(self._whole[self._own])
             self._whole = None
         elif self._keep_whole:
             self._clear_unfilled()
-        if self._shard is not None and self._replicate is not None:
+        if self._replicate is not None and not (self._shard is None and self._keep_whole):
             dist.all_reduce(self.gradient, group=self._replicate)
 
     def reset(self) -> None:
@@ -231,7 +234,7 @@ class DataParallel:
         self._gathering = False
         for parameter in self._bucket_of:
             parameter.register_post_accumulate_grad_hook(self.accumulate)
-        for unit in _units(module):
+        for unit in units(module):
             unit.register_forward_pre_hook(self._before_forward)
 
     @property
@@ -265,15 +268,7 @@ class DataParallel:
         self._gathering = False  # every forward has waited for what it needed
         self._launch()
         if self._next < len(self._order):
-            late = self._order[self._next][0]
-            names = ", ".join(name for name, _ in late.parameters[:3])
-            raise FivefoldError(
-                f"Backward reached the bucket of {names}, ... for {late.rounds_done} of {self._rounds} micro-batches: "
-                "a micro-batch was left out, or a parameter is not used by the model.",
-                code="missing-gradient",
-                value=late.rounds_done,
-                legal=[self._rounds],
-            )
+            raise missing_gradient(self._order[self._next][0], self._rounds)
         for bucket in self.buckets:
             bucket.finish()
 
@@ -304,6 +299,18 @@ class DataParallel:
             self._bucket_of[parameter].wait_gathered()
 
 
+def missing_gradient(late: Bucket, rounds: int) -> FivefoldError:
+    """The error of a bucket that fewer micro-batches reached than there are."""
+    names = ", ".join(name for name, _ in late.parameters[:3])
+    return FivefoldError(
+        f"Backward reached the bucket of {names}, ... for {late.rounds_done} of {rounds} micro-batches: "
+        "a micro-batch was left out, or a parameter is not used by the model.",
+        code="missing-gradient",
+        value=late.rounds_done,
+        legal=[rounds],
+    )
+
+
 def sum_pieces(pieces: Iterable[Piece], groups: Mapping[str, dist.ProcessGroup]) -> None:
     """Sum the gradients of the named pieces over their groups, one all-reduce per group.
 
@@ -322,7 +329,7 @@ def sum_pieces(pieces: Iterable[Piece], groups: Mapping[str, dist.ProcessGroup])
                 gradient.copy_(total)
 
 
-def _units(module: nn.Module) -> Iterator[nn.Module]:
+def units(module: nn.Module) -> Iterator[nn.Module]:
     """The modules that a stage's forward calls one after the other: its children, blocks one by one. Not their parts:
     tensor parallelism reads the weights of some without calling them."""
     for child in module.children():

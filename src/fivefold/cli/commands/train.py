@@ -1,0 +1,183 @@
+"""`fivefold train`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from fivefold.cli.flags import OUTPUT, OutputFlags
+from fivefold.cli.output import console, write_json
+
+if TYPE_CHECKING:
+    from fivefold.estimate.planfile import SavedPlan
+    from fivefold.train.job import Job
+    from fivefold.train.loop import Metrics
+
+_RUN = Group("Training", sort_key=1)
+_OUTPUT = OutputFlags()
+_SMOKE_RATE = {"adamw": 1e-2, "sgd": 0.3}  # the shrunken models learn in some tens of steps with these
+_RATE = {"adamw": 3e-4, "sgd": 0.1}
+_SPEAKER_FIRST_S = 2.0
+
+
+def train(
+    plan: str,
+    /,
+    *,
+    smoke: Annotated[bool, Parameter(group=_RUN, negative="", show_default=False)] = False,
+    steps: Annotated[int, Parameter(group=_RUN)] = 20,
+    precision: Annotated[str | None, Parameter(group=_RUN)] = None,
+    learning_rate: Annotated[float | None, Parameter(name=("--learning-rate", "--lr"), group=_RUN)] = None,
+    seed: Annotated[int, Parameter(group=_RUN)] = 0,
+    log: Annotated[str | None, Parameter(name=("--log-file", "--log"), group=OUTPUT)] = None,
+    output: OutputFlags = _OUTPUT,
+) -> int:
+    """Train the layout of a plan file with PyTorch, on synthetic data: gloo on CPUs, NCCL where CUDA is.
+
+    Start one process per GPU of the plan with torchrun. The model starts from random weights; its rotary base is 10,000
+    and the epsilon of its norms 1e-5. A rank that fails ends the job, with its traceback.
+
+    For example:
+      torchrun --nproc-per-node 4 -m fivefold train plan.toml --smoke
+      torchrun --nproc-per-node 8 -m fivefold train plan.toml --steps 100 --log-file run.jsonl
+
+    Parameters
+    ----------
+    plan
+        A plan file (.toml) written by fivefold plan --save.
+    smoke
+        Train a shrunken model in the same layout, with as many replicas as there are processes.
+    steps
+        How many steps.
+    precision
+        bf16, fp16, fp32 or fp64. Default: the plan's.
+    learning_rate
+        Peak, after a warm-up of a tenth of the steps. Default: 3e-4 for adamw, 0.1 for sgd; with --smoke 1e-2 and 0.3.
+    seed
+        Of the weights and the data.
+    log
+        Append each step's numbers to this file, as lines of JSON. (torchrun takes --log for an option of its own.)
+    """
+    from fivefold.cli.failures import BAD_INPUT
+    from fivefold.errors import FivefoldError
+    from fivefold.estimate.result import envelope
+    from fivefold.train.refuse import require_torch
+
+    require_torch()
+    from fivefold.train.launch import Run, launch, place
+
+    where = place()
+    try:
+        _check(steps, learning_rate)
+        saved = _plan(plan)
+        job, notes = _job(saved, smoke, where.world, precision)
+        rates = _SMOKE_RATE if smoke else _RATE
+        run = Run(
+            steps=steps, precision=precision or job.work.precision, seed=seed,
+            rate=learning_rate if learning_rate is not None else rates[job.work.optimizer], log=_writable(log),
+            peak_flops_per_s={str(key): value for key, value in saved.cluster.gpu.peak_flops_per_s.items()},
+        )  # fmt: skip
+    except FivefoldError:
+        if where.rank == 0:
+            raise
+        time.sleep(_SPEAKER_FIRST_S)  # every rank would say the same; rank 0 does
+        return BAD_INPUT
+    tell = None if output.json or where.rank else _teller(job, run.rate, notes, output)
+    told = launch(job, run, where, tell)
+    if output.json and where.rank == 0:
+        import msgspec
+
+        inputs = {"plan": plan, "job": msgspec.to_builtins(job), "run": msgspec.to_builtins(run)}
+        body = {"layout": job.resolved.to_dict(), "notes": notes, "steps": msgspec.to_builtins(told)}
+        write_json({**envelope("train", inputs), **body})
+    return 0
+
+
+def _check(steps: int, rate: float | None) -> None:
+    from fivefold.cli.values import positive, whole
+
+    whole("--steps", str(steps))
+    positive("--learning-rate", rate)
+
+
+def _plan(plan: str) -> SavedPlan:
+    from fivefold.cli.problem import is_plan_file
+    from fivefold.errors import FivefoldError
+    from fivefold.estimate.planfile import load_plan
+
+    if not is_plan_file(plan):
+        raise FivefoldError(
+            f"train runs a plan file, and {plan[:100]!r} is none. Write one first: fivefold plan {plan[:60]} --gpus 4 "
+            "--save plan.toml.",
+            code="not-a-plan-file",
+            option="PLAN",
+            value=plan[:100],
+            legal="a .toml file of fivefold plan --save",
+        )
+    return load_plan(plan)
+
+
+def _job(saved: SavedPlan, smoke: bool, world: int, precision: str | None) -> tuple[Job, tuple[str, ...]]:
+    """What is trained, once nothing speaks against it."""
+    from fivefold.train.job import Job
+    from fivefold.train.launch import require_world
+    from fivefold.train.precision import precision as policy
+    from fivefold.train.refuse import refuse
+    from fivefold.train.smoke import smoke as small
+
+    cluster = saved.cluster
+    job = Job(
+        model=saved.model, layout=saved.layout, work=saved.workload, gpus=cluster.gpus,
+        gpus_per_node=cluster.gpus_per_node, scale_up_size=cluster.spans[0], runtime=saved.runtime,
+    )  # fmt: skip
+    refuse(job)
+    policy(precision or saved.workload.precision, saved.workload.grad_dtype)
+    if smoke:
+        return small(job, world)
+    require_world(job, world)
+    return job, ()
+
+
+def _writable(log: str | None) -> str | None:
+    """The log's path, once it can be appended to."""
+    from fivefold.errors import FivefoldError
+
+    if log is None:
+        return None
+    try:
+        with open(log, "a", encoding="utf-8"):
+            return log
+    except (OSError, ValueError) as error:
+        raise FivefoldError(
+            f"The log cannot be written to {log[:200]!r}: {getattr(error, 'strerror', None) or error}.",
+            code="cannot-write",
+            option="--log",
+            value=log[:200],
+        ) from error
+
+
+def _teller(job: Job, rate: float, notes: tuple[str, ...], output: OutputFlags) -> Callable[[Metrics], None]:
+    """Prints what is trained, and gives the function that prints a line per step."""
+    from fivefold.cli.render.layouts import degrees_words, options_words
+    from fivefold.cli.render.train import step_line
+
+    out = console(output)
+    layout = job.resolved
+    for line in (
+        f"{job.model.name} on {job.gpus} ranks: {degrees_words(layout)}",
+        options_words(layout),
+        *notes,
+        f"Synthetic data; {job.work.optimizer}, learning rate {rate:g}; rotary base 10,000, norm epsilon 1e-5.",
+    ):
+        out.print(line, soft_wrap=True)
+
+    def tell(metrics: Metrics) -> None:
+        out.print(step_line(metrics), soft_wrap=True)
+
+    return tell
+
+
+__all__: list[Any] = ["train"]
