@@ -46,7 +46,7 @@ def test_neighbours_are_differences_of_estimates(answer, help_with):
     best = plan.plans[0]
     assert len(plan.why.neighbours) >= 5
     for near in plan.why.neighbours:
-        est = help_with.priced(problem, _layout(near.layout))
+        est = help_with.priced(problem, _layout(near.options))
         assert est.valid == (near.reason != "rule"), near.change
         if near.reason == "rule":
             assert near.message == est.violations[0].message
@@ -89,7 +89,7 @@ def test_neighbours_change_one_thing(answer):
     }
     for near in plan.why.neighbours:
         name = near.change.split()[0]
-        changed = {field for field, value in near.layout.items() if chosen[field] != value}
+        changed = {field for field, value in near.options.items() if chosen[field] != value}
         assert name in changed and changed - {name} <= follows.get(name, set()), near.change
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from fivefold.cluster import Cluster, bytes_sent_per_rank
 from fivefold.cluster.groups import Placement
+from fivefold.errors import FivefoldError
 from fivefold.estimate.interval import around
 from fivefold.estimate.kernel import Kernel, Problem
 from fivefold.estimate.plans import piece_names
@@ -20,6 +21,7 @@ from fivefold.estimate.result import (
     Memory,
     Mfu,
     Params,
+    Parts,
     Phase,
     RuleViolation,
     StageMemory,
@@ -32,6 +34,7 @@ from fivefold.layout.columns import Columns
 from fivefold.layout.layout import RECOMPUTE_KINDS, RECOMPUTE_MODULES, Layout
 from fivefold.layout.rules import Context, violations
 from fivefold.layout.stages import check_degrees, resolve_row
+from fivefold.layout.typed import check_layout, check_workload
 from fivefold.layout.workload import Workload
 from fivefold.model import count_params, training_flops_per_token
 from fivefold.model.spec import ModelSpec
@@ -39,6 +42,7 @@ from fivefold.runtime import load_runtime
 
 _ONE = np.arange(1)
 _LARGEST_SHOWN = 6
+_ROUNDING = 1e-12
 
 
 def estimate(model: ModelSpec, cluster: Cluster, work: Workload, layout: Layout, runtime: str = "megatron") -> Estimate:
@@ -48,6 +52,8 @@ def estimate(model: ModelSpec, cluster: Cluster, work: Workload, layout: Layout,
     memory and step are None. Raises FivefoldError for input that has no meaning at all (unknown runtime, degree 0).
     """
     profile = load_runtime(runtime)
+    check_inputs(model, cluster, work)
+    check_layout(layout)
     check_degrees(layout, cluster.gpus)
     columns = Columns.from_layouts([layout], cluster.gpus, work)
     resolved = resolve_row(columns, model, runtime)
@@ -68,6 +74,20 @@ def estimate(model: ModelSpec, cluster: Cluster, work: Workload, layout: Layout,
         traffic=() if detail is None else detail.traffic,
         inputs={**inputs_of(problem, runtime), "layout": msgspec.to_builtins(layout)},
     )
+
+
+def check_inputs(model: ModelSpec, cluster: Cluster, work: Workload) -> None:
+    """FivefoldError where an argument is not what it should be: a name instead of a loaded model, a fraction..."""
+    for value, kind, loader in ((model, ModelSpec, "load_model"), (cluster, Cluster, "load_cluster")):
+        if not isinstance(value, kind):
+            raise FivefoldError(
+                f"Expected a {kind.__name__}, got {type(value).__name__}. Load one with fivefold.{loader}(...).",
+                code="wrong-type",
+                option=kind.__name__,
+                value=str(value)[:200],
+                legal=kind.__name__,
+            )
+    check_workload(work)
 
 
 def rule_context(model: ModelSpec, cluster: Cluster, work: Workload, runtime: str) -> Context:
@@ -180,7 +200,7 @@ class _Detail:
                 stage=rank,
                 peak_bytes=int(total[entry]),
                 in_flight=float(kernel.table.held[0, entry]),
-                breakdown={name: int(part[entry]) for name, part in parts.items()},
+                breakdown=Parts({name: int(part[entry]) for name, part in parts.items()}),
             )
             for rank, entry in enumerate(entries)
         )
@@ -196,7 +216,7 @@ class _Detail:
             largest=self._largest(worst, entries[worst.stage]),
             stages=stages,
             timeline=timeline,
-            outside_allocator={name: int(value[0]) for name, value in kernel.outside_allocator(_ONE).items()},
+            outside_allocator=Parts({name: int(value[0]) for name, value in kernel.outside_allocator(_ONE).items()}),
         )
 
     def _peak_entry(self, rank: int, total: np.ndarray) -> int:
@@ -210,15 +230,15 @@ class _Detail:
         fully = self.problem.fully_sharded
         peak = steady.breakdown
 
-        def without(*names: str) -> dict[str, int]:
-            return {name: 0 if name in names else value for name, value in peak.items()}
+        def without(*names: str) -> Parts:
+            return Parts({name: 0 if name in names else value for name, value in peak.items()})
 
         late = ("optimizer", "activations", "logits", "gathered", "buffers", *(("gradients",) if fully else ()))
         return (
             Phase(phase="initialisation", bytes=without(*late)),
             Phase(phase="first_forward_backward", bytes=without("optimizer")),
             Phase(phase="optimizer_step", bytes=without("activations", "logits", "gathered")),
-            Phase(phase="steady_state", bytes=dict(peak)),
+            Phase(phase="steady_state", bytes=Parts(peak)),
         )
 
     def _largest(self, worst: StageMemory, entry: int) -> tuple[Tensor, ...]:
@@ -257,7 +277,7 @@ class _Detail:
         rate = problem.work.tokens_per_batch / seconds
         return Step(
             seconds=around(seconds, problem),
-            breakdown_s=breakdown,
+            breakdown_s=Parts(breakdown),
             tokens_per_s=rate,
             tokens_per_s_per_gpu=rate / gpus,
             mfu=Mfu(
@@ -281,7 +301,9 @@ class _Detail:
         pipeline, free = kernel.pipeline_seconds(np.zeros(2, dtype=np.int64), transfers).tolist()
         host = self.problem.runtime.micro_batch_overhead_s * m * int(self.columns.vpp[0])
         owners = {owner: float(once[index] + redone[index]) for index, owner in enumerate(OWNERS)}
-        busy = sum(owners.values()) + gathers + host
+        # Rounding of the sums above is not a bubble: it goes to `other`, so that the owners add up to the step.
+        waiting = free - sum(owners.values()) - gathers - host
+        bubble = waiting if waiting > _ROUNDING * free else 0.0
         return {
             "compute": float(once[0]),
             "recompute": float(redone[0]),
@@ -290,9 +312,9 @@ class _Detail:
             "ep": owners["ep"],
             "pp": pipeline - free,
             "dp": gathers + float(kernel.exposed_reduction_seconds(_ONE)[0]) + self._tied_seconds(),
-            "bubble": free - busy,
+            "bubble": bubble,
             "optimizer": float(kernel.optimizer_seconds(_ONE)[0]),
-            "other": self.problem.runtime.step_overhead_s + host,
+            "other": self.problem.runtime.step_overhead_s + host + waiting - bubble,
         }
 
     def _tied_seconds(self) -> float:

@@ -10,6 +10,16 @@ import msgspec
 from fivefold.layout.layout import ResolvedLayout
 
 
+class Parts(dict[str, Any]):
+    """Named parts of a whole: a dict whose keys are attributes too, as in `est.step.breakdown_s.compute`."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"no part named '{name}'; there are {', '.join(self)}") from None
+
+
 class Quantity(msgspec.Struct, frozen=True, kw_only=True):
     """A predicted number with its 80% interval and where the number comes from."""
 
@@ -40,14 +50,14 @@ class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
     stage: int
     peak_bytes: int
     in_flight: float
-    breakdown: dict[str, int]
+    breakdown: Parts
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
     """One phase of training on the peak rank, bytes by category."""
 
     phase: str
-    bytes: dict[str, int]
+    bytes: Parts
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +75,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     largest: tuple[Tensor, ...]
     stages: tuple[StageMemory, ...]
     timeline: tuple[Phase, ...]
-    outside_allocator: dict[str, int]
+    outside_allocator: Parts
 
 
 class Mfu(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +90,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One optimizer step. breakdown_s: critical path of the slowest stage; sums to seconds.value."""
 
     seconds: Quantity
-    breakdown_s: dict[str, float]
+    breakdown_s: Parts
     tokens_per_s: float
     tokens_per_s_per_gpu: float
     mfu: Mfu

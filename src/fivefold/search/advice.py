@@ -58,12 +58,20 @@ def changes_that_fit(problem: Problem, fits: Any, least_bytes: float) -> tuple[s
 
 
 def _more_gpus(problem: Problem, fits: Any) -> int | None:
+    """The fewest GPUs that fit: doubling finds a bracket, counts that batches like divide it."""
     gpus = problem.cluster.gpus
     while gpus * 2 <= _MOST_GPUS_TRIED:
         gpus *= 2
         if fits(with_gpus(problem, gpus)):
-            return gpus
+            between = [count for count in _round_counts(gpus) if gpus // 2 < count < gpus]
+            return next((count for count in between if fits(with_gpus(problem, count))), gpus)
     return None
+
+
+def _round_counts(most: int) -> list[int]:
+    """Powers of two and one and a half times them, ascending."""
+    powers = [1 << power for power in range(most.bit_length())]
+    return sorted({*powers, *(3 * power for power in powers)})
 
 
 def with_gpus(problem: Problem, gpus: int) -> Problem:

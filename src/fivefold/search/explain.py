@@ -6,8 +6,11 @@ from typing import Any
 
 import msgspec
 
+from fivefold.errors import FivefoldError
 from fivefold.estimate import Estimate, Problem
+from fivefold.estimate.result import Parts
 from fivefold.layout.layout import Layout, Recompute
+from fivefold.layout.stages import resolve
 from fivefold.search.playbook import follow_playbook
 from fivefold.search.price import Priced, price_all, step_seconds
 from fivefold.search.result import DimensionEffect, Limit, Neighbour, Why
@@ -189,8 +192,15 @@ def _schedule_steps(problem: Problem, best: Layout) -> list[tuple[str, Layout]]:
 
 
 def _neighbour(change: str, outcome: Priced, estimate: Estimate, problem: Problem) -> Neighbour:
-    layout = msgspec.to_builtins(outcome.layout)
-    base = {"layout": layout, "change": change}
+    # Degrees that cannot even be resolved (more ranks than GPUs) are shown as they were asked for.
+    try:
+        layout = resolve(
+            outcome.layout, problem.model, problem.cluster.gpus, problem.work, problem.runtime.name
+        ).to_dict()
+    except FivefoldError:
+        layout = msgspec.to_builtins(outcome.layout)
+    options = Parts(msgspec.to_builtins(outcome.layout))
+    base = {"layout": Parts(layout), "options": options, "change": change}
     seconds = estimate.step.seconds.value if estimate.step else 0.0
     if outcome.broken is not None:
         return Neighbour(**base, reason="rule", delta_s=None, over_bytes=None, stage=None, message=outcome.broken)

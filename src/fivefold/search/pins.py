@@ -53,7 +53,27 @@ def checked_pins(pins: dict[str, Any] | None) -> dict[str, tuple[Any, ...]]:
             raise FivefoldError(f"{name} is pinned to no value at all.", code="empty-pin", option=name)
         _check_values(name, values)
         out[name] = values
+    _check_together(out)
     return out
+
+
+# What a pin needs another one to allow.
+_NEEDS = (("recompute_layers", "recompute", "full"), ("recompute_modules", "recompute", "selective"))
+
+
+def _check_together(pins: dict[str, tuple[Any, ...]]) -> None:
+    for name, other, word in _NEEDS:
+        asked = any(value not in (None, -1) for value in pins.get(name, ()))
+        if asked and word not in pins.get(other, (word,)):
+            option, needed = "--" + name.replace("_", "-"), "--" + other
+            raise FivefoldError(
+                f"{option} only means something with {needed} {word}, which the pins rule out. Add {word} to {needed}, "
+                f"or leave out {option}.",
+                code="contradictory-pins",
+                option=option,
+                value=list(pins[name]),
+                legal=f"with {needed} {word}",
+            )
 
 
 _WORDS = {"cp_kind": CP_KINDS, "schedule": SCHEDULES, "recompute": RECOMPUTE_KINDS}

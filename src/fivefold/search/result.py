@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from fivefold.estimate.result import Estimate, envelope
+from fivefold.estimate.result import Estimate, Parts, envelope
 from fivefold.layout.workload import Workload
 
 Objective = Literal["tokens_per_s", "gpus", "memory", "time", "cost"]
@@ -29,9 +29,10 @@ class DimensionEffect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
-    """A layout one step away and why it loses."""
+    """A layout one step away and why it loses. options: the same as fivefold.Layout takes them, to price it again."""
 
-    layout: dict[str, Any]
+    layout: Parts
+    options: Parts
     change: str
     reason: Literal["slower", "memory", "rule"]
     delta_s: float | None

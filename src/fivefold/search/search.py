@@ -16,7 +16,7 @@ import numpy as np
 from fivefold.cluster import Cluster
 from fivefold.errors import FivefoldError
 from fivefold.estimate import Estimate, Kernel, Problem, estimate
-from fivefold.estimate.estimate import inputs_of, rule_context
+from fivefold.estimate.estimate import check_inputs, inputs_of, rule_context
 from fivefold.layout.columns import Columns
 from fivefold.layout.rules import valid_mask
 from fivefold.layout.workload import Workload
@@ -86,6 +86,7 @@ def plan(
     for bad input.
     """
     start = perf_counter()
+    check_inputs(model, cluster, work)
     _check(objective, top, work)
     problem = Problem(model, cluster, work, load_runtime(runtime))
     checked = checked_pins(pins)
@@ -222,7 +223,12 @@ def _answer(
         nearest=nearest,
         advice=advice,
         notes=batch_notes(problem, plans),
-        inputs={**inputs_of(problem, runtime), "pins": {name: list(value) for name, value in pins.items()}, "top": top},
+        inputs={
+            **inputs_of(problem, runtime),
+            "pins": {name: list(value) for name, value in pins.items()},
+            "top": top,
+            "objective": objective,
+        },
     )
 
 
