@@ -36,7 +36,13 @@ BAD = [
     ("plan gpt2 --gpus 8 --gbs -1", "--global-batch"),
     ("plan gpt2 --gpus 8 --gbs 8 --tokens-per-batch 4M", "--tokens-per-batch"),
     ("plan gpt2 --gpus 8 --tokens-per-batch lots", "--tokens-per-batch"),
-    ("plan gpt2 --gpus 8 --ramp 1:2", "--ramp-up"),
+    ("plan gpt2 --gpus 8 --ramp 1:2", "--ramp"),
+    ("plan gpt2 --gpus 8 --ramp 16:8:1B", "--ramp"),
+    ("plan gpt2 --gpus 8 --gbs 16 --ramp 8:32:1B", "--ramp"),
+    ("plan gpt2 --gpus 8 --ramp 8:16:100", "--ramp"),
+    ("plan gpt2 --gpus 8 --runtime megatron@", "--runtime"),
+    ("explain rules --runtime megatron@", "--runtime"),
+    ("plan gpt2 --gpus 8 --seq 10,24", "--seq-len"),
     ("plan gpt2 --gpus 8 --moe-imbalance nan", "--moe-imbalance"),
     ("plan gpt2 --gpus 8 --moe-imbalance -1", "--moe-imbalance"),
     ("plan gpt2 --gpus 8 --price 2", "--tokens"),
@@ -83,6 +89,86 @@ def test_bad_input_is_refused_with_the_users_own_option(run, command: str, optio
     if option is not None:
         assert error["option"] == option
     assert len(error["message"]) > 20
+
+
+@pytest.mark.parametrize("value", ["8.5", "8.0", "1e1", "0x8", "1_0", "8,5", "+8", "٨"])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("plan gpt2", "--gpus"),
+        ("plan gpt2 --gpus 8", "--gpus-per-node"),
+        ("plan gpt2 --gpus 8", "--layers"),
+        ("plan gpt2 --gpus 8", "--top"),
+        ("explain axes", "--gbs"),
+        ("explain axes --gbs 8", "--dp"),
+        ("explain axes --gbs 8", "--mbs"),
+        ("explain dp-limit --gpus 8", "--dp"),
+        ("train plan.toml", "--steps"),
+        ("train plan.toml", "--seed"),
+        ("verify gpt2 --gpus 1", "--max-ranks"),
+        ("verify gpt2 --gpus 1", "--seed"),
+    ],
+)
+def test_a_count_is_never_rounded(run, command: str, option: str, value: str) -> None:
+    outcome = run(*command.split(), option, value, "--json")
+    error = outcome.document["error"]
+    assert (outcome.code, error["code"], error["option"], error["value"]) == (2, "bad-number", option, value)
+    assert error["legal"]
+
+
+def test_thousands_may_be_set_apart(run) -> None:
+    for gpus in ("1,024", "1_024"):
+        document = run(f"explain dp-limit --gpus {gpus} --json").document
+        assert document["inputs"]["cluster"]["gpus"] == 1024
+
+
+ESCAPE = "\x1b]0;mine\x07"
+
+
+def test_a_plan_file_cannot_steer_the_terminal(run, tmp_path) -> None:
+    path = tmp_path / "plan.toml"
+    assert run("estimate", "gpt2", "--gpus", "1", "--gbs", "8", "--save", str(path)).code == 0
+    honest = path.read_text()
+    for place in ('source = "', 'name = "gpt2', 'runtime = "megatron'):
+        for text in ("\\u001b[2J", "\\u009b2J", "\\r"):
+            assert place in honest
+            path.write_text(honest.replace(place, place + text, 1))
+            outcome = run("estimate", str(path))
+            assert (outcome.code, "control character" in outcome.err) == (2, True), (place, text)
+            assert outcome.err.isprintable() or outcome.err.rstrip("\n").isprintable()
+
+
+def test_a_cluster_file_cannot_steer_the_terminal(run, tmp_path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine\\u001b[2J"\nbase = "h100-sxm"\ngpus = 8\n')
+    outcome = run("plan", "gpt2", "--cluster", str(path))
+    assert (outcome.code, "control character" in outcome.err, "\x1b" in outcome.err) == (2, True, False)
+
+
+def test_a_configuration_cannot_steer_the_terminal(run, tmp_path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "\\u001b[2Jllama"}')
+    outcome = run("plan", str(path), "--gpus", "8")
+    assert (outcome.code, "\x1b" in outcome.err) == (2, False)
+
+
+def test_nothing_printed_keeps_a_control_character(capsys) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from fivefold.cli.flags import OutputFlags
+    from fivefold.cli.output import console
+
+    table = Table("head")
+    table.add_row(Text(f"cell{ESCAPE}", style="red"))
+    out = console(OutputFlags(color="always"))
+    out.print(table)
+    out.print(f"a line\x9b2J{ESCAPE}", soft_wrap=True)
+    printed = capsys.readouterr().out
+    assert "]0;mine" in printed  # the text is there, and what made it a command is not
+    assert "\x1b]" not in printed
+    assert not {"\x07", "\x9b"} & set(printed)
+    assert "\x1b[31m" in printed  # its own colours stay
 
 
 @pytest.mark.parametrize(

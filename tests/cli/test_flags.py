@@ -112,6 +112,15 @@ def test_the_default_batch_is_one_that_layouts_divide(run, gpus: int) -> None:
     assert question.work.global_batch % (gpus if gpus <= 512 else 8) == 0
 
 
+def test_the_default_batch_of_degrees_that_divide_nothing_follows_the_gpus(run) -> None:
+    document = run("estimate llama-3-70b --gpus 64 --tp 3 --json").document
+    assert document["inputs"]["workload"]["global_batch"] == 512
+    legal = [rule["legal"] for rule in document["violations"] if rule["id"] == "world-divides"]
+    assert legal == [[1, 2, 4, 8, 16, 32, 64]]
+    sides = run("compare llama-3-70b --gpus 64 --a tp=3 --b tp=4 --json").document["inputs"]
+    assert {sides[side]["workload"]["global_batch"] for side in "ab"} == {512}
+
+
 def test_a_batch_in_tokens(run) -> None:
     work = run("plan gpt2 --gpus 4 --seq 1024 --tokens-per-batch 1M --json").document["inputs"]["workload"]
     assert work["global_batch"] * 1024 == pytest.approx(1_000_000, rel=0.02)
@@ -132,8 +141,11 @@ def test_a_ramp_gives_the_batch_and_its_levels(run) -> None:
 
 
 def test_a_ramp_that_the_layout_cannot_have_is_said(run) -> None:
-    document = run("estimate gpt2 --gpus 4 --seq 1024 --ramp 15:64:1B --json").document
+    outcome = run("estimate gpt2 --gpus 4 --seq 1024 --ramp 15:64:1B --json")
+    document = outcome.document
+    assert outcome.code == 1
     assert document["ramp"] is None
+    assert run("plan gpt2 --gpus 4 --seq 1024 --pp 1 --mbs 2 --ramp 15:64:1B").code == 0
     assert any("ramp" in note for note in document["notes"])
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 
 def fivefold(*words: str, **options) -> subprocess.CompletedProcess[str]:
@@ -52,6 +57,37 @@ def test_plain_ascii_output_where_nothing_else_can_be_written() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "####" in done.stdout
+
+
+def test_a_plan_where_only_ascii_can_be_written() -> None:
+    env = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = ["plan", "gpt2", "--gpus", "4", "--gbs", "16"]
+    done = fivefold(*words, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.isascii()
+    document = json.loads(fivefold(*words, "--json", env=env).stdout)
+    assert "·" in json.dumps(document, ensure_ascii=False)  # escaped, and not replaced
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("words", ["models", "models --json", "models --help", "--version", "plan nothing --json"])
+def test_a_full_disk_is_one_sentence(words: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fivefold", *words.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "error: The answer could not be written to standard output: No space left on device.\n"
+
+
+def test_bytes_that_are_not_utf_8_are_shown_as_such() -> None:
+    done = fivefold("plan", "\udcff", "--gpus", "8", "--json")
+    assert (done.returncode, done.stderr) == (2, "")
+    assert json.loads(done.stdout)["inputs"]["arguments"][1] == "?"
 
 
 def test_progress_is_told_on_standard_error(capsys, monkeypatch) -> None:

@@ -80,6 +80,72 @@ def test_a_plan_says_what_it_found_and_why(run) -> None:
         assert option in text
 
 
+def test_numbers_stay_whole_on_a_narrow_terminal(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = f"plan gpt2-medium {SMALL}"
+    best = run(f"{command} --json").document["plans"][0]
+    speed = f"{best['step']['tokens_per_s_per_gpu']:,.0f}"
+    batches = f"{best['layout']['micro_batch']} x {best['layout']['num_micro_batches']}"
+    for width, heads in ((100, ("step (80%)", "MFU", "tok/s/GPU")), (75, ("step", "tok/s/GPU")), (58, ("step",))):
+        monkeypatch.setenv("COLUMNS", str(width))
+        lines = run(command).out.splitlines()
+        at = next(at for at, line in enumerate(lines) if line.strip().startswith("TP "))
+        head, first = lines[at], lines[at + 2]
+        assert all(name in head for name in heads), width
+        assert ("MFU" in head) == ("MFU" in heads)
+        if "tok/s/GPU" in heads:
+            assert (batches in first, speed in first) == (True, True), width
+        else:
+            assert f"{best['memory']['reserved_bytes'] / 1e9:,.1f}" in first
+
+
+def test_a_narrow_table_folds_its_heads_and_no_number(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "estimate llama-3-70b --gpus 64 --tp 4 --pp 4 --cp 2 --gbs 512"
+    stages = run(f"{command} --json").document["memory"]["stages"]
+    monkeypatch.setenv("COLUMNS", "70")
+    rows = [line.split() for line in run(command).out.splitlines()]
+    for stage in stages:
+        numbers = [f"{value / 1e9:,.1f}" for value in stage["breakdown"].values() if value]
+        row = next(row for row in rows if row[:1] == [str(stage["stage"])])
+        assert set(numbers) <= set(row)
+        assert f"{stage['peak_bytes'] / 1e9:,.1f}" in row
+
+
+def test_rows_that_would_look_the_same_show_their_split(run) -> None:
+    from rich.console import Console
+
+    import fivefold as ff
+    from fivefold.cli.render.plan import layouts_table
+
+    work = ff.Workload(seq_len=1024, global_batch=16)
+    cluster, model = ff.load_cluster("h100-sxm", gpus=4), ff.load_model("gpt2")
+    found = ff.plan(model, cluster, work, pins={"pp": [4]})
+    layouts = [ff.Layout(pp=4, first_stage_layers=first, last_stage_layers=6 - first) for first in (2, 4)]
+    rows = [ff.estimate(model, cluster, work, layout) for layout in layouts]
+    console = Console(width=100)
+    with console.capture() as both:
+        console.print(layouts_table(found, rows))
+    assert "1f1b 2-3x2-4" in both.get()
+    assert "1f1b 4-3x2-2" in both.get()
+    with console.capture() as alone:
+        console.print(layouts_table(found, rows[:1]))
+    assert "2-3x2-4" not in alone.get()
+
+
+def test_a_ramp_says_how_many_levels_it_leaves_out(run) -> None:
+    command = "estimate gpt2 --gpus 4 --seq 1024 --ramp 4:64:1B"
+    levels = run(f"{command} --json").document["ramp"]["steps"]
+    text = run(command).out
+    assert re.search(rf"^ *\.\.\. {len(levels) - 8} more", text, re.MULTILINE)
+    assert " more" not in run("estimate gpt2 --gpus 4 --seq 1024 --ramp 4:36:1B").out.split("Ramp-up")[1]
+
+
+def test_what_the_need_adds_to_the_peak_is_named(run) -> None:
+    text = run(f"estimate gpt2 {SMALL}").out + run(f"compare gpt2 {SMALL} --a tp=2 --b pp=2").out
+    assert "of fragmentation, driver and communicators" in text
+    assert "fragmentation, driver, communicators" in text
+    assert "outside the allocator" not in text
+
+
 def test_equal_stages_share_a_row(run) -> None:
     text = run("estimate gpt-1t --gpu a100-80g-sxm --gpus 512 --tp 8 --pp 64 --mbs 1 --gbs 1 --recompute full").out
     assert re.search(r"^ 1-62 ", text, re.MULTILINE)

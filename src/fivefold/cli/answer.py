@@ -30,7 +30,7 @@ def ramp_of(question: Question, found: Estimate | None) -> tuple[RampPlan | None
     if question.ramp is None or found is None:
         return None, ()
     try:
-        ramp = plan_ramp_up(question.ramp, question.work, found.layout)
+        ramp = plan_ramp_up(question.ramp, question.work, found.layout, option="--ramp")
     except FivefoldError as error:
         return None, (f"The ramp is not possible with this layout. {error.message}",)
     return ramp, tuple(ramp.notes)

@@ -33,6 +33,8 @@ def from_parser(error: CycloptsError) -> FivefoldError:
 
     from fivefold.errors import FivefoldError
 
+    if isinstance(error.__cause__, FivefoldError):  # of a flag's own converter
+        return error.__cause__
     command = " ".join(error.command_chain or ())
     code, option, value, message = "bad-usage", None, None, ""
     legal: list[str] | None = None
@@ -89,16 +91,32 @@ def internal(error: Exception) -> FivefoldError:
 def report(error: FivefoldError, *, as_json: bool, argv: list[str]) -> None:
     """The error object on standard output, or one paragraph on standard error."""
     if not as_json:
-        sys.stderr.write(f"error: {' '.join(error.message.split())}\n")
+        say(f"error: {error.message}")
         return
     from fivefold.cli.output import write_json
     from fivefold.estimate.result import envelope
 
-    write_json({**envelope("error", {"arguments": argv}), **_printable(error.to_dict())})
+    write_json({**envelope("error", {"arguments": [*map(_utf8, argv)]}), **_printable(error.to_dict())})
+
+
+def say(message: str) -> None:
+    """One paragraph on standard error, if that is there."""
+    from fivefold.cli.output import printable
+
+    try:
+        sys.stderr.write(f"{printable(' '.join(message.split()))}\n")
+        sys.stderr.flush()
+    except (OSError, AttributeError):  # AttributeError: it was closed before the start, and is None
+        return
 
 
 def _printable(document: dict[str, Any]) -> dict[str, Any]:
     """Values of unusual types, as a library call may have left them, become text."""
-    plain = (str, int, float, bool, list, dict, type(None))
+    plain = (int, float, bool, list, dict, type(None))
     inner = document["error"]
-    return {"error": {key: value if isinstance(value, plain) else str(value) for key, value in inner.items()}}
+    return {"error": {key: value if isinstance(value, plain) else _utf8(str(value)) for key, value in inner.items()}}
+
+
+def _utf8(text: str) -> str:
+    """Bytes of the command line that are not UTF-8 become ?."""
+    return text.encode(errors="replace").decode()

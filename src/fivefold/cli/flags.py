@@ -6,10 +6,14 @@ which lets a plan file, or a documented default, have its place.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, Token
+
+from fivefold.errors import FivefoldError
 
 CLUSTER = Group("Cluster", sort_key=1)
 WORKLOAD = Group("Workload", sort_key=2)
@@ -18,13 +22,32 @@ OPTIONS = Group("Layout: other options", sort_key=4)
 SEARCH = Group("Search", sort_key=5)
 OUTPUT = Group("Output", sort_key=9)
 
+# Thousands may be set apart, by one separator or the other: 8,192 or 8_192.
+WHOLE = re.compile(r"[0-9]{1,12}|[0-9]{1,3}(?:,[0-9]{3}){1,3}|[0-9]{1,3}(?:_[0-9]{3}){1,3}")
+
+
+def whole_number(_: Any, tokens: Sequence[Token]) -> int:
+    """Reads an integer flag, as the parser's own reading would round 8.5 to 8."""
+    token = tokens[0]
+    digits = token.value.removeprefix("-")
+    if not WHOLE.fullmatch(digits):
+        option = token.keyword or "the argument"
+        raise FivefoldError(
+            f"{option} {token.value[:60]} is not a whole number. Write it out, as in {option} 8.",
+            code="bad-number",
+            option=token.keyword,
+            value=token.value[:60],
+            legal="a whole number",
+        )
+    return int(token.value.replace(",", "").replace("_", ""))
+
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags:
     """Changes to the model."""
 
-    layers: Annotated[int | None, Parameter(group=WORKLOAD)] = None
+    layers: Annotated[int | None, Parameter(group=WORKLOAD, converter=whole_number)] = None
     "Keep only the first so many blocks of the model."
 
     mtp: Annotated[bool, Parameter(group=WORKLOAD, negative="", show_default=False)] = False
@@ -39,10 +62,10 @@ class ClusterFlags:
     gpu: Annotated[str | None, Parameter(group=CLUSTER)] = None
     "GPU or system of the catalogue (fivefold gpus). Default: h100-sxm."
 
-    gpus: Annotated[int | None, Parameter(group=CLUSTER)] = None
+    gpus: Annotated[int | None, Parameter(group=CLUSTER, converter=whole_number)] = None
     "Number of GPUs of the job."
 
-    gpus_per_node: Annotated[int | None, Parameter(group=CLUSTER)] = None
+    gpus_per_node: Annotated[int | None, Parameter(group=CLUSTER, converter=whole_number)] = None
     "GPUs of one host. Default: the system's."
 
     cluster: Annotated[str | None, Parameter(group=CLUSTER)] = None

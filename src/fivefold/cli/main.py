@@ -1,11 +1,12 @@
 """The entry point: the list of commands, and what becomes of anything that goes wrong in one.
 
-Exit codes: 0 done; 1 a valid question whose answer is no; 2 bad input; 70 a bug of fivefold's; 130 interrupted;
-141 the reader of a pipe went away.
+Exit codes: 0 done; 1 a valid question whose answer is no; 2 bad input, or an output that cannot be written; 70 a bug of
+fivefold's; 130 interrupted; 141 the reader of a pipe went away.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from cyclopts import App, CycloptsError
 
 from fivefold import __version__
 from fivefold.cli import failures
+from fivefold.cli.output import lenient_streams
 from fivefold.errors import FivefoldError
 
 # Name, module and function, one line for the list. A new command is one file and one row here.
@@ -28,6 +30,9 @@ COMMANDS = (
     ("verify", "verify:verify", "Prove that a layout trains like one process."),
     ("validate", "validate:validate", "Predictions beside published measurements."),
 )
+
+# How writing to standard output fails; errors about a file of the user's carry its name.
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 _EPILOGUE = """\
 fivefold plan llama-3-8b --gpus 8
@@ -60,14 +65,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (by default the process's own) and return its exit code. Never raises an Exception."""
     words = list(sys.argv[1:] if argv is None else argv)
     options = words[: words.index("--")] if "--" in words else words
+    if sys.stdout is None:
+        failures.say("error: Standard output is closed, so there is nowhere to write the answer to.")
+        return failures.BAD_INPUT
+    lenient_streams()
     try:
         return _run(words, as_json="--json" in options)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        failures.say("interrupted")
         return failures.INTERRUPTED
     except (BrokenPipeError, SystemExit):  # rich makes a SystemExit of a closed pipe, and nothing else here exits
         _forget_stdout()
         return failures.BROKEN_PIPE
+    except OSError as error:  # of writing the answer; _run reports the others
+        _forget_stdout()
+        failures.say(f"error: The answer could not be written to standard output: {error.strerror or error}.")
+        return failures.BAD_INPUT
 
 
 def _run(words: list[str], *, as_json: bool) -> int:
@@ -84,6 +97,8 @@ def _run(words: list[str], *, as_json: bool) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRORS:
+            raise
         failures.report(failures.internal(error), as_json=as_json, argv=words)
         return failures.INTERNAL_ERROR
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from math import lcm
 from typing import Any, get_args
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from fivefold.cli.flags import ClusterFlags, LayoutFlags, ModelFlags, RuntimeFlags, WorkFlags
-from fivefold.cli.values import layout_text, option_of, pins_of, positive, whole, word
+from fivefold.cli.values import layout_text, option_of, pins_of, positive, refuse_control, runtime_name, whole, word
 from fivefold.cluster import Cluster, load_cluster
 from fivefold.errors import FivefoldError
 from fivefold.estimate.planfile import SavedPlan, load_plan
 from fivefold.layout import Layout, RampUp, Recompute, Workload, parse_count, parse_ramp_up
-from fivefold.layout.batch import global_batch_from_tokens
+from fivefold.layout.batch import check_ramp_up, global_batch_from_tokens
 from fivefold.layout.workload import Optimizer, Precision
 from fivefold.model import ModelSpec, load_model
 from fivefold.runtime import load_runtime
@@ -125,7 +126,7 @@ def _same_batch(a: Question, b: Question) -> tuple[Question, Question]:
     """Default batches follow the layout; two of them have to be one to be compared: the least common multiple."""
     if "--global-batch" not in a.defaults or "--global-batch" not in b.defaults or a.work.seq_len != b.work.seq_len:
         return a, b
-    units = [_layout_unit(each.layout, each.cluster.gpus) for each in (a, b)]
+    units = [_layout_unit(each.layout, each.cluster.gpus) or each.cluster.gpus for each in (a, b)]
     batch = _round_up(DEFAULT_TOKENS_PER_BATCH // a.work.seq_len, lcm(*units))
     taken = f"{batch} sequences, which both layouts divide"
     return tuple(  # type: ignore[return-value]
@@ -180,10 +181,13 @@ def _question(
 ) -> Question:
     defaults: dict[str, str] = {}
     spec = load_model(saved.model if saved else model, mtp=model_flags.mtp, layers=model_flags.layers)
+    refuse_control(to_builtins(spec), "The model", "MODEL")
     runtime = runtime_of(runtime_flags, saved, defaults)
     cluster = cluster_of(cluster_flags, saved, defaults)
-    ramp = parse_ramp_up(work_flags.ramp) if work_flags.ramp else None
+    ramp = parse_ramp_up(work_flags.ramp, "--ramp") if work_flags.ramp is not None else None
     work = _workload(work_flags, saved, spec, cluster, batch_unit, ramp, defaults)
+    if ramp is not None:
+        check_ramp_up(ramp, work, "--ramp")
     return Question(model=spec, cluster=cluster, work=work, runtime=runtime, ramp=ramp, defaults=defaults)
 
 
@@ -191,7 +195,7 @@ def runtime_of(flags: RuntimeFlags, saved: SavedPlan | None, defaults: dict[str,
     if flags.runtime is None and saved is None:
         defaults["--runtime"] = DEFAULT_RUNTIME
     name = flags.runtime or (saved.runtime if saved else DEFAULT_RUNTIME)
-    load_runtime(name)  # refuses unknown ones before anything else is said
+    load_runtime(runtime_name(name))  # refuses unknown ones before anything else is said
     return name
 
 
@@ -212,6 +216,7 @@ def cluster_of(flags: ClusterFlags, saved: SavedPlan | None, defaults: dict[str,
     if named is None:
         named = defaults["--gpu"] = DEFAULT_GPU
     cluster = load_cluster(named, flags.gpus if flags.gpus is not None else gpus, flags.gpus_per_node)
+    refuse_control(to_builtins(cluster), "The cluster", "--cluster")
     if gpus is None and not _file_says_gpus(named):
         raise FivefoldError(
             f"How many GPUs? Add --gpus, for example --gpus {cluster.gpus_per_node}"
@@ -336,10 +341,13 @@ def _round_up(value: int, unit: int) -> int:
     return max(-(-value // unit), 1) * unit
 
 
-def _layout_unit(layout: Layout, gpus: int) -> int:
-    """Sequences by which the batch of one layout can change."""
-    dp = max(gpus // max(layout.tp * layout.cp * layout.pp, 1), 1)
-    return max(layout.micro_batch * dp * (layout.pp if layout.vpp > 1 else 1), 1)
+def _layout_unit(layout: Layout, gpus: int) -> int | None:
+    """Sequences by which the batch of one layout can change; None where its degrees do not divide the GPUs, so that
+    there is no number of replicas."""
+    replica = max(layout.tp * layout.cp * layout.pp, 1)
+    if gpus % replica:
+        return None
+    return max(layout.micro_batch * (gpus // replica) * (layout.pp if layout.vpp > 1 else 1), 1)
 
 
 def _searched_unit(gpus: int, wanted: int) -> int:

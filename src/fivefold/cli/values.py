@@ -7,7 +7,8 @@ from difflib import get_close_matches
 from math import isfinite
 from typing import Any
 
-from fivefold.cli.flags import LayoutFlags
+from fivefold.cli.flags import WHOLE, LayoutFlags
+from fivefold.cli.output import CONTROL
 from fivefold.errors import FivefoldError
 from fivefold.layout.layout import RECOMPUTE_MODULES
 
@@ -78,7 +79,7 @@ def fraction(option: str, value: float) -> float:
 def whole(option: str, text: str) -> int:
     """A whole number of 1 or more; 8K is refused, since it could be 8,000 or 8,192."""
     digits = text.replace("_", "").replace(",", "")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 12 and int(digits) >= 1):
+    if not (WHOLE.fullmatch(text) and int(digits) >= 1):
         raise FivefoldError(
             f"{option} {text[:60]} is not a whole number of 1 or more. Write it out, as in {option} 8192.",
             code="bad-number",
@@ -87,6 +88,35 @@ def whole(option: str, text: str) -> int:
             legal="1 or more",
         )
     return int(digits)
+
+
+def runtime_name(text: str) -> str:
+    """`megatron` or `megatron@0.16`; an @ without a version is refused."""
+    if text.endswith("@"):
+        raise FivefoldError(
+            f"--runtime {text[:60]} has an empty version. Write a version after the @, as in megatron@0.16, or leave "
+            "the @ out.",
+            code="unknown-runtime-version",
+            option="--runtime",
+            value=text[:60],
+            legal="NAME or NAME@VERSION",
+        )
+    return text
+
+
+def refuse_control(value: Any, whose: str, option: str) -> None:
+    """Texts from files are printed, so none in `value` may hold characters that steer a terminal."""
+    if isinstance(value, str) and CONTROL.search(value):
+        raise FivefoldError(
+            f"{whose} has a control character in {value[:60]!r}. Names and sources are printed, so take it out.",
+            code="control-character",
+            option=option,
+            value=value[:60],
+        )
+    for item in (*value.keys(), *value.values()) if isinstance(value, dict) else ():
+        refuse_control(item, whose, option)
+    for item in value if isinstance(value, (list, tuple)) else ():
+        refuse_control(item, whose, option)
 
 
 def pins_of(flags: LayoutFlags) -> dict[str, tuple[Any, ...]]:

@@ -94,12 +94,12 @@ def _question(estimate: Estimate) -> dict[str, Any]:
 
 
 def _peak(estimate: Estimate) -> dict[str, int]:
-    """Bytes by category on the fullest stage, and what lies outside the allocator."""
+    """Bytes by category on the fullest stage, and what the device needs beyond that peak."""
     memory = estimate.memory
     if memory is None:
         return {}
     inside = memory.stages[memory.peak_stage].breakdown
-    return {**inside, "outside the allocator": memory.reserved_bytes - memory.peak_bytes}
+    return {**inside, "beyond_peak": memory.reserved_bytes - memory.peak_bytes}
 
 
 def _flat(layout: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ field of the layout, and the runtime. Nothing in it is run. Fields that are None
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ MAX_FILE_BYTES = 1 << 20
 MAX_LAYERS = 4096
 MAX_SIZE = 1 << 31
 # Sizes of a model that may be zero: the thing is then absent.
+# Unicode's category Cc without the tab and the line feed: what a terminal may obey instead of showing.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _MAY_BE_ZERO = {"learned_positions", "mtp", "shared_ffn"}
 
 
@@ -120,8 +123,11 @@ def load_plan(path: str | Path) -> SavedPlan:
         raise _error(path, str(error).replace("`$.", "`"), "") from error
     _refuse_unknown(table, msgspec.to_builtins(plan), "", path)
     _refuse_unbounded(table, "", path)
+    _refuse_control(table, "", path)
     _check_model(plan.model, path)
     check_cluster(plan.cluster, f"{path}, cluster")
+    if plan.runtime.endswith("@"):
+        raise _error(path, f"runtime is {plan.runtime[:60]!r}, with an empty version after the @", "runtime")
     load_runtime(plan.runtime)
     return plan
 
@@ -168,6 +174,19 @@ def _refuse_unbounded(value: Any, place: str, path: str | Path) -> None:
     elif isinstance(value, list):
         for at, item in enumerate(value):
             _refuse_unbounded(item, f"{place}[{at}]", path)
+
+
+def _refuse_control(value: Any, place: str, path: str | Path) -> None:
+    """Names and sources are printed, so they hold nothing that steers a terminal."""
+    if isinstance(value, str) and _CONTROL.search(value):
+        raise _error(path, f"{place} holds a control character, in {value[:60]!r}", place)
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _refuse_control(key, f"{place}.{key}".lstrip("."), path)
+            _refuse_control(item, f"{place}.{key}".lstrip("."), path)
+    elif isinstance(value, list):
+        for at, item in enumerate(value):
+            _refuse_control(item, f"{place}[{at}]", path)
 
 
 def _check_model(model: ModelSpec, path: str | Path) -> None:

@@ -159,49 +159,73 @@ class RampPlan(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
 
 
-def parse_ramp_up(text: str) -> RampUp:
+def parse_ramp_up(text: str, option: str = "--ramp-up") -> RampUp:
     """'3072:15360:469B' is 3,072 to 15,360 sequences over the first 469 billion tokens. Raises FivefoldError."""
     parts = text.split(":")
     if len(parts) != 3:
         raise FivefoldError(
-            f"--ramp-up {text} is not START:END:TOKENS, as in 3072:15360:469B.",
+            f"{option} {text} is not START:END:TOKENS, as in 3072:15360:469B.",
             code="bad-ramp-up",
-            option="--ramp-up",
+            option=option,
             value=text,
             legal="START:END:TOKENS",
         )
-    start, end, tokens = (parse_count(part, "--ramp-up") for part in parts)
+    start, end, tokens = (parse_count(part, option) for part in parts)
     if start >= end:
         raise FivefoldError(
-            f"--ramp-up {text}: the batch has to grow, and {start} is not under {end}.",
+            f"{option} {text}: the batch has to grow, and {start} is not under {end}.",
             code="bad-ramp-up",
-            option="--ramp-up",
+            option=option,
             value=text,
             legal=f"a start under {end}",
         )
     return RampUp(start=start, end=end, tokens=tokens)
 
 
-def plan_ramp_up(ramp: RampUp | str, work: Workload, layout: ResolvedLayout, increment: int | None = None) -> RampPlan:
+def check_ramp_up(ramp: RampUp, work: Workload, option: str = "--ramp-up") -> None:
+    """What a ramp owes its workload, whatever the layout: it ends at the batch, and takes a sequence or more.
+
+    option: the flag that messages name. Raises FivefoldError.
+    """
+    if ramp.end != work.global_batch:
+        raise FivefoldError(
+            f"{option} ends at {ramp.end} sequences and --global-batch is {work.global_batch}; they have to agree.",
+            code="bad-ramp-up",
+            option=option,
+            value=ramp.end,
+            legal=[work.global_batch],
+        )
+    if ramp.tokens < work.seq_len:
+        raise FivefoldError(
+            f"{option} takes {ramp.tokens} tokens, which is less than one sequence of {work.seq_len}. Give its length "
+            "in tokens, as in 3072:15360:469B.",
+            code="bad-ramp-up",
+            option=option,
+            value=ramp.tokens,
+            legal=f"{work.seq_len} tokens or more",
+        )
+
+
+def plan_ramp_up(
+    ramp: RampUp | str,
+    work: Workload,
+    layout: ResolvedLayout,
+    increment: int | None = None,
+    option: str = "--ramp-up",
+) -> RampPlan:
     """A ramp whose every batch is legal for `layout`: a multiple of micro-batch · dp, and of pp more when interleaved.
 
     increment: sequences added per level; by default the smallest legal one that makes at most MAX_RAMP_LEVELS equal
     levels. Every level gets the same share of the tokens, as in Megatron (rampup samples over number of increments).
-    Raises FivefoldError with the nearest legal values when start, end or increment do not divide.
+    option: the flag that messages name. Raises FivefoldError with the nearest legal values when start, end or
+    increment do not divide.
     """
-    ramp = parse_ramp_up(ramp) if isinstance(ramp, str) else ramp
+    ramp = parse_ramp_up(ramp, option) if isinstance(ramp, str) else ramp
+    check_ramp_up(ramp, work, option)
     unit = batch_unit(layout)
     for name, value in (("start", ramp.start), ("end", ramp.end)):
-        _require_multiple(name, value, unit, layout)
-    if ramp.end != work.global_batch:
-        raise FivefoldError(
-            f"--ramp-up ends at {ramp.end} sequences and --global-batch is {work.global_batch}; they have to agree.",
-            code="bad-ramp-up",
-            option="--ramp-up",
-            value=ramp.end,
-            legal=[work.global_batch],
-        )
-    increment = _increment(ramp, unit, increment)
+        _require_multiple(name, value, unit, layout, option)
+    increment = _increment(ramp, unit, increment, option)
     batches = range(ramp.start, ramp.end, increment)
     bounds = [ramp.tokens * level // len(batches) for level in range(len(batches) + 1)]
     steps: list[RampStep] = []
@@ -236,7 +260,7 @@ def batch_unit(layout: ResolvedLayout) -> int:
     return unit * layout.pp if layout.schedule == "interleaved" else unit
 
 
-def _require_multiple(name: str, value: int, unit: int, layout: ResolvedLayout) -> None:
+def _require_multiple(name: str, value: int, unit: int, layout: ResolvedLayout, option: str) -> None:
     if value % unit == 0:
         return
     legal = [size for size in (value // unit * unit, value // unit * unit + unit) if size > 0]
@@ -244,26 +268,26 @@ def _require_multiple(name: str, value: int, unit: int, layout: ResolvedLayout) 
     if layout.schedule == "interleaved":
         by += f" · pp {layout.pp} (interleaved)"
     raise FivefoldError(
-        f"--ramp-up: the {name} of {value} sequences is not a multiple of {by} = {unit}. "
+        f"{option}: the {name} of {value} sequences is not a multiple of {by} = {unit}. "
         f"Nearest: {' or '.join(map(str, legal))}.",
         code="bad-ramp-up",
-        option="--ramp-up",
+        option=option,
         value=value,
         legal=legal,
     )
 
 
-def _increment(ramp: RampUp, unit: int, asked: int | None) -> int:
+def _increment(ramp: RampUp, unit: int, asked: int | None, option: str) -> int:
     growth = (ramp.end - ramp.start) // unit
     legal = [unit * n for n in range(1, growth + 1) if growth % n == 0]
     if asked is None:
         return next(size for size in legal if growth * unit // size <= MAX_RAMP_LEVELS)
     if asked not in legal:
         raise FivefoldError(
-            f"--ramp-up: an increment of {asked} sequences does not make equal, legal steps from "
+            f"{option}: an increment of {asked} sequences does not make equal, legal steps from "
             f"{ramp.start} to {ramp.end}.",
             code="bad-ramp-up",
-            option="--ramp-up",
+            option=option,
             value=asked,
             legal=legal,
         )

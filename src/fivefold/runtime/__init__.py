@@ -23,7 +23,7 @@ def load_runtime(name: str) -> Profile:
 
     Raises FivefoldError for an unknown name, and for a version (`name@version`) that no profile covers.
     """
-    base, _, version = name.partition("@")
+    base, at, version = name.partition("@")
     profile = _BY_NAME.get(base.lower())
     if profile is None:
         near = get_close_matches(base.lower(), _BY_NAME, n=1)
@@ -35,9 +35,9 @@ def load_runtime(name: str) -> Profile:
             value=name,
             legal=sorted(_BY_NAME),
         )
-    if version and not _covers(profile, version):
+    if at and not _covers(profile, version):
         raise FivefoldError(
-            f"The {profile.name} profile describes versions {profile.versions}; {version} is not modelled. "
+            f"The {profile.name} profile describes versions {profile.versions}; '{version}' is not modelled. "
             f"Leave out the version to plan for {profile.versions}.",
             code="unknown-runtime-version",
             option="--runtime",

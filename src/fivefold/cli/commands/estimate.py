@@ -36,8 +36,8 @@ def estimate(
 ) -> int:
     """Price one layout: memory per stage, step time by owner, traffic, and the rules that it breaks.
 
-    Exits with 1 when the layout breaks a rule of the runtime or does not fit. Options that are not given have their
-    usual defaults (degrees 1, ZeRO-1, no recomputation) or, with a plan file, the file's values.
+    Exits with 1 when the layout breaks a rule of the runtime, does not fit or cannot have the --ramp. Options that are
+    not given have their usual defaults (degrees 1, ZeRO-1, no recomputation) or, with a plan file, the file's values.
 
     For example:
       fivefold estimate llama-3-70b --gpus 64 --tp 4 --pp 4 --cp 2 --gbs 512
@@ -75,4 +75,5 @@ def estimate(
         from fivefold.cli.render.estimate import estimate_view
 
         console(output).print(estimate_view(question, found, rows, ramp, budget, notes, save))
-    return 0 if found.valid and found.fits else 1
+    ramps = question.ramp is None or ramp is not None
+    return 0 if found.valid and found.fits and ramps else 1

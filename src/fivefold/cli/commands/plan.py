@@ -15,6 +15,7 @@ from fivefold.cli.flags import (
     OutputFlags,
     RuntimeFlags,
     WorkFlags,
+    whole_number,
 )
 from fivefold.cli.output import console, write_json
 from fivefold.cli.progress import progress
@@ -32,7 +33,7 @@ def plan(
     runtime: RuntimeFlags = _RUNTIME,
     work: WorkFlags = _WORK,
     layout: LayoutFlags = _LAYOUT,
-    top: Annotated[int, Parameter(group=SEARCH)] = 5,
+    top: Annotated[int, Parameter(group=SEARCH, converter=whole_number)] = 5,
     objective: Annotated[str, Parameter(group=SEARCH)] = "tokens_per_s",
     save: Annotated[str | None, Parameter(group=OUTPUT)] = None,
     output: OutputFlags = _OUTPUT,

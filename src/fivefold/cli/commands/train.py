@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from fivefold.cli.flags import OUTPUT, OutputFlags
+from fivefold.cli.flags import OUTPUT, OutputFlags, whole_number
 from fivefold.cli.output import console, write_json
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ def train(
     /,
     *,
     smoke: Annotated[bool, Parameter(group=_RUN, negative="", show_default=False)] = False,
-    steps: Annotated[int, Parameter(group=_RUN)] = 20,
+    steps: Annotated[int, Parameter(group=_RUN, converter=whole_number)] = 20,
     precision: Annotated[str | None, Parameter(group=_RUN)] = None,
     learning_rate: Annotated[float | None, Parameter(name=("--learning-rate", "--lr"), group=_RUN)] = None,
-    seed: Annotated[int, Parameter(group=_RUN)] = 0,
+    seed: Annotated[int, Parameter(group=_RUN, converter=whole_number)] = 0,
     log: Annotated[str | None, Parameter(name=("--log-file", "--log"), group=OUTPUT)] = None,
     output: OutputFlags = _OUTPUT,
 ) -> int:

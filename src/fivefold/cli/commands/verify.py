@@ -6,9 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from fivefold.cli.flags import ClusterFlags, LayoutFlags, ModelFlags, OutputFlags, RuntimeFlags, WorkFlags
+from fivefold.cli.flags import (
+    ClusterFlags,
+    LayoutFlags,
+    ModelFlags,
+    OutputFlags,
+    RuntimeFlags,
+    WorkFlags,
+    whole_number,
+)
 from fivefold.cli.output import console, write_json
 from fivefold.cli.progress import progress
+from fivefold.errors import FivefoldError
 
 if TYPE_CHECKING:
     from fivefold.cli.problem import Question
@@ -28,9 +37,9 @@ def verify(
     runtime: RuntimeFlags = _RUNTIME,
     work: WorkFlags = _WORK,
     layout: LayoutFlags = _LAYOUT,
-    max_ranks: Annotated[int, Parameter(group=_PROOF)] = 8,
+    max_ranks: Annotated[int, Parameter(group=_PROOF, converter=whole_number)] = 8,
     timeout: Annotated[float, Parameter(group=_PROOF)] = 300.0,
-    seed: Annotated[int, Parameter(group=_PROOF)] = 0,
+    seed: Annotated[int, Parameter(group=_PROOF, converter=whole_number)] = 0,
     output: OutputFlags = _OUTPUT,
 ) -> int:
     """Prove that a layout trains like one process: gradients, losses and weights of every parameter, in fp64.
@@ -61,6 +70,12 @@ def verify(
     whole("--max-ranks", str(max_ranks))
     positive("--timeout", timeout)
     question = estimate_question(model, model_flags, cluster, work, runtime, layout)
+    if question.ramp is not None:
+        raise FivefoldError(
+            "verify compares a few steps of one batch, which a ramp-up does not change. Leave out --ramp.",
+            code="not-here",
+            option="--ramp",
+        )
     job = _job(question)
     refuse(job)
     from fivefold.train.verify.forked import RankFailedError

@@ -15,6 +15,8 @@ from fivefold.cli.render.text import heading, percent, plain_table, seconds, sec
 from fivefold.estimate import Estimate
 from fivefold.estimate.compare import Comparison, Difference
 
+# The difference between what the device needs and the peak of the allocated.
+_NAMES = {"beyond_peak": "fragmentation, driver, communicators"}
 _STYLES = {True: "green", False: "red"}
 
 
@@ -86,7 +88,7 @@ def _word(value: Any) -> str:
 def _numbers(rows: Iterable[Difference], words: Callable[[float], str], total: tuple[float, float]) -> Table:
     table = plain_table(("", "<"), ("a", ">"), ("b", ">"), ("b - a", ">"))
     for row in rows:
-        table.add_row(row.field, words(row.a), words(row.b), _delta(row.delta or 0.0, words))
+        table.add_row(_NAMES.get(row.field, row.field), words(row.a), words(row.b), _delta(row.delta or 0.0, words))
     table.add_section()
     table.add_row("total", words(total[0]), words(total[1]), _delta(total[1] - total[0], words), style="bold")
     return table

@@ -30,6 +30,7 @@ from fivefold.search.result import Budget
 
 _BAR = 48
 _MOST_STAGES = 10
+_RAMP_ENDS = 4  # levels shown at each end of a ramp
 
 
 def estimate_view(
@@ -122,8 +123,8 @@ def _peak_words(memory: Memory) -> str:
     share = memory.reserved_bytes / memory.capacity_bytes
     return (
         f"{gigabytes(memory.reserved_bytes)} of {gigabytes(memory.capacity_bytes)} GB ({share:.0%}) with "
-        f"{gigabytes(memory.reserved_bytes - memory.peak_bytes)} outside the allocator; peak on stage "
-        f"{memory.peak_stage}, {memory.peak_phase.replace('_', ' ')}"
+        f"{gigabytes(memory.reserved_bytes - memory.peak_bytes)} of fragmentation, driver and communicators\n"
+        f"peak on stage {memory.peak_stage}, {memory.peak_phase.replace('_', ' ')}"
     )
 
 
@@ -288,8 +289,12 @@ def _budget_words(budget: Budget) -> str:
 
 def _ramp_table(ramp: RampPlan) -> Table:
     table = plain_table(("batch", ">"), ("micro-batches", ">"), ("iterations", ">"), ("tokens", ">"))
-    shown = ramp.steps if len(ramp.steps) <= 8 else [*ramp.steps[:4], *ramp.steps[-4:]]
-    for step in shown:
+    left_out = max(len(ramp.steps) - 2 * _RAMP_ENDS, 0)
+    for at, step in enumerate(ramp.steps):
+        if left_out and at == _RAMP_ENDS:
+            table.add_row(f"... {left_out} more", "", "", "", style="dim")
+        if left_out and _RAMP_ENDS <= at < _RAMP_ENDS + left_out:
+            continue
         table.add_row(
             f"{step.global_batch:,}", f"{step.num_micro_batches:,}", f"{step.iterations:,}", count(step.tokens)
         )

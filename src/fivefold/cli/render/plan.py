@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from fivefold.cli.output import encodes_unicode
 from fivefold.cli.problem import Question
 from fivefold.cli.render.estimate import bullet, closing, detail, header, interval
-from fivefold.cli.render.layouts import degrees_words, options_words, recompute_words, schedule_words, zero_words
+from fivefold.cli.render.layouts import (
+    blocks_words,
+    degrees_words,
+    options_words,
+    recompute_words,
+    schedule_words,
+    zero_words,
+)
 from fivefold.cli.render.text import gigabytes, heading, percent, plain_table, seconds
 from fivefold.cluster import Cluster
 from fivefold.estimate import Estimate
 from fivefold.layout import RampPlan
+from fivefold.layout.layout import ResolvedLayout
 from fivefold.search import Plan
 from fivefold.search.result import DimensionEffect, Limit, Neighbour, PlaybookPath, Why
 
@@ -29,6 +39,7 @@ _OBJECTIVES = {
 }
 _DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp")
 _ALWAYS = ("tp", "pp", "dp")
+_IN_WORDS = ("ZeRO", "recompute", "sched.")
 _REASON_STYLES = {"slower": "yellow", "memory": "red", "rule": "magenta"}
 
 
@@ -67,7 +78,7 @@ def _answer(found: Plan, top: int) -> list[RenderableType]:
     shown = min(top, len(found.plans))
     parts: list[RenderableType] = [
         heading("Layouts", _OBJECTIVES[found.objective]),
-        layouts_table(found, found.plans[:shown]),
+        LayoutsTable(found, found.plans[:shown]),
         title,
         *detail(best),
     ]
@@ -76,7 +87,7 @@ def _answer(found: Plan, top: int) -> list[RenderableType]:
     if len(found.pareto) > 1:
         parts += [
             heading("Memory against time", "no other layout is better in both"),
-            layouts_table(found, [found.plans[index] for index in found.pareto]),
+            LayoutsTable(found, [found.plans[index] for index in found.pareto]),
         ]
     return parts
 
@@ -101,46 +112,84 @@ def counts_line(found: Plan) -> Text:
     return line
 
 
-def layouts_table(found: Plan, plans: Iterable[Estimate]) -> Table:
-    """One row per layout: degrees, options, memory, time."""
-    rows = list(plans)
+class LayoutsTable:
+    """One row per layout, with as many columns as the console has room for."""
+
+    def __init__(self, found: Plan, plans: Iterable[Estimate]) -> None:
+        self.found, self.plans = found, list(plans)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        tables = [layouts_table(self.found, self.plans, without) for without in _LEFT_OUT]
+        fitting = (each for each in tables if _needed(each) <= options.max_width)
+        yield next(fitting, tables[-1])
+
+
+def _needed(table: Table) -> int:
+    """The least width at which only columns of words are folded, and those not below their heads or _WORD cells."""
+    widths = 0
+    for column in table.columns:
+        cells = max(len(str(cell)) for cell in column.cells)
+        widths += cells if column.no_wrap else max(len(str(column.header)), min(cells, _WORD))
+    return widths + 2 * len(table.columns) + 1  # padding and divider of each, and the edge
+
+
+_WORD = 9
+# Columns to leave out, the first time that everything fits; "interval" stands for that of the step.
+_LEFT_OUT = ((), ("interval", "MFU"), ("interval", "MFU", "tok/s/GPU", "mbs x m"))
+
+
+def layouts_table(found: Plan, rows: Sequence[Estimate], without: Sequence[str] = ()) -> Table:
+    """One row per layout: degrees, options, memory, time, but for the columns named in `without`."""
     fastest = found.plans[found.fastest] if found.fastest else None  # said only where it is not the first
     degrees = [name for name in _DEGREES if name in _ALWAYS or any(getattr(each.layout, name) > 1 for each in rows)]
-    table = plain_table(
-        *((name.upper(), ">") for name in degrees),
-        ("ZeRO", "<"),
-        ("recompute", "<"),
-        ("sched.", "<"),
-        ("mbs x m", ">"),
-        ("GB", ">"),
-        ("step (80%)", ">"),
-        ("MFU", ">"),
-        ("tok/s/GPU", ">"),
-    )
-    table.padding = (0, 1, 0, 0)
+    step_time = (lambda step: seconds(step.seconds.value)) if "interval" in without else interval
+    alike = Counter(_shown(each.layout) for each in rows)
+    one = "·" if encodes_unicode() else "."
+    lines: list[dict[str, str]] = []
     for each in rows:
         if each.memory is None or each.step is None:
             continue
         layout = each.layout
-        numbers = [getattr(layout, name) for name in degrees]
-        table.add_row(
-            *(str(number) if number > 1 else "·" for number in numbers),
-            zero_words(layout),
-            recompute_words(layout.recompute, short=True),
-            schedule_words(layout).replace("interleaved", "1f1b"),
-            f"{layout.micro_batch} x {layout.num_micro_batches}",
-            gigabytes(each.memory.reserved_bytes),
-            interval(each.step) + ("*" if each is fastest else ""),
-            percent(each.step.mfu.causal),
-            f"{each.step.tokens_per_s_per_gpu:,.0f}",
-            style="bold" if each is found.plans[0] else None,
-        )
+        line = {name.upper(): str(getattr(layout, name)) for name in degrees}
+        line = {name: one if number == "1" else number for name, number in line.items()}
+        line |= {
+            "ZeRO": zero_words(layout),
+            "recompute": recompute_words(layout.recompute, short=True),
+            "sched.": _schedule(layout, with_split=alike[_shown(layout)] > 1),
+            "mbs x m": f"{layout.micro_batch} x {layout.num_micro_batches}",
+            "GB": gigabytes(each.memory.reserved_bytes),
+            "step" if "interval" in without else "step (80%)": step_time(each.step) + "*" * (each is fastest),
+            "MFU": percent(each.step.mfu.causal),
+            "tok/s/GPU": f"{each.step.tokens_per_s_per_gpu:,.0f}",
+        }
+        lines.append({name: cell for name, cell in line.items() if name not in without})
+    heads = list(lines[0]) if lines else []
+    table = plain_table(*((name, "<" if name in _IN_WORDS else ">") for name in heads))
+    table.padding = (0, 1, 0, 0)
+    for name, column in zip(heads, table.columns, strict=True):
+        if name not in _IN_WORDS:  # a number in two lines reads as two numbers
+            column.no_wrap, column.min_width = True, max(len(line[name]) for line in lines)
+    for line, each in zip(lines, rows, strict=False):
+        table.add_row(*line.values(), style="bold" if each is found.plans[0] else None)
     capacity = rows[0].memory.capacity_bytes if rows and rows[0].memory else 0
-    table.caption = f"GB: needed of {gigabytes(capacity)}, driver and buffers included. MFU: causal."
+    table.caption = f"GB: needed of {gigabytes(capacity)}, driver and buffers included."
+    table.caption += "" if "MFU" in without else " MFU: causal."
     if fastest in rows:
         table.caption += " *: the fastest."
     table.caption_justify = "left"
     return table
+
+
+def _shown(layout: ResolvedLayout) -> tuple[object, ...]:
+    """What the table shows of a layout, but for the split into stages."""
+    degrees = tuple(getattr(layout, name) for name in _DEGREES)
+    return (*degrees, zero_words(layout), layout.recompute, schedule_words(layout), layout.micro_batch)
+
+
+def _schedule(layout: ResolvedLayout, *, with_split: bool) -> str:
+    """1f1b v2, and the blocks per stage where rows would otherwise look the same."""
+    split = f" {blocks_words(layout)}" if with_split and layout.pp > 1 else ""
+    return schedule_words(layout).replace("interleaved", "1f1b") + split
 
 
 # ---------------------------------------------------------------- why

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Literal
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fivefold.cli.output import encodes_unicode
+
 _JUSTIFY: dict[str, Literal["left", "right"]] = {"<": "left", ">": "right"}
+_WORD = 9  # words may be folded to so many cells
 _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 # One colour per owner of the step and of memory, the same in every view.
 OWNER_STYLES = {
@@ -69,9 +73,30 @@ def percent(value: float) -> str:
     return f"{value:.1%}"
 
 
+class _Numbers(Table):
+    """A table that folds the heads of its numbers, and words, before it would split a number over two lines."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        _, right, _, left = Padding.unpack(self.padding)
+        room = options.max_width - (left + right + 1) * len(self.columns) - 1  # each has a divider, and the edge
+        cells = [max((len(line) for cell in column.cells for line in str(cell).split("\n")), default=0)
+                 for column in self.columns]  # fmt: skip
+        heads = [len(str(column.header)) for column in self.columns]
+        numbers = [column.justify == "right" for column in self.columns]
+        least = [cell if number else min(cell, _WORD) for cell, number in zip(cells, numbers, strict=True)]
+        widths = [max(pair) for pair in zip(least, heads, strict=True)]
+        if sum(map(max, cells, heads)) > room >= sum(least):
+            while sum(widths) > room:
+                widest = max(range(len(widths)), key=lambda at: widths[at] - least[at])
+                widths[widest] -= 1
+            for column, width, number in zip(self.columns, widths, numbers, strict=True):
+                column.width = width if number else None
+        yield from super().__rich_console__(console, options)
+
+
 def plain_table(*heads: tuple[str, str], title: str | None = None) -> Table:
     """A table with one rule under its heads, and no other lines. heads: names, and < or > for the side they keep to."""
-    table = Table(
+    table = _Numbers(
         box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", header_style="bold", pad_edge=False
     )
     for name, side in heads:
@@ -90,15 +115,11 @@ def heading(text: str, note: str = "") -> Text:
 def bar(share: float, width: int, style: str) -> Text:
     """A horizontal bar of up to `width` cells, in eighths where the output can hold them."""
     share = min(max(share, 0.0), 1.0)
-    if not _has_blocks():
+    if not encodes_unicode():
         return Text("#" * round(share * width), style=style)
     eighths = round(share * width * 8)
     full, rest = divmod(eighths, 8)
     return Text("█" * full + ("▏▎▍▌▋▊▉"[rest - 1] if rest else ""), style=style)
-
-
-def _has_blocks() -> bool:
-    return (getattr(sys.stdout, "encoding", None) or "ascii").lower().startswith("utf")
 
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from fivefold.cli.flags import WORKLOAD, OutputFlags
+from fivefold.cli.flags import WORKLOAD, OutputFlags, whole_number
 from fivefold.cli.output import console, write_json
 
 _OUTPUT = OutputFlags()
@@ -14,9 +14,11 @@ _OUTPUT = OutputFlags()
 
 def axes(
     *,
-    global_batch: Annotated[int | None, Parameter(name=("--global-batch", "--gbs"), group=WORKLOAD)] = None,
-    micro_batch: Annotated[int, Parameter(name=("--micro-batch", "--mbs"), group=WORKLOAD)] = 1,
-    dp: Annotated[int, Parameter(group=WORKLOAD)] = 1,
+    global_batch: Annotated[
+        int | None, Parameter(name=("--global-batch", "--gbs"), group=WORKLOAD, converter=whole_number)
+    ] = None,
+    micro_batch: Annotated[int, Parameter(name=("--micro-batch", "--mbs"), group=WORKLOAD, converter=whole_number)] = 1,
+    dp: Annotated[int, Parameter(group=WORKLOAD, converter=whole_number)] = 1,
     output: OutputFlags = _OUTPUT,
 ) -> int:
     """What each axis of parallelism cuts, moves and is bounded by, and which go together.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from fivefold.cli.flags import CLUSTER, ClusterFlags, OutputFlags
+from fivefold.cli.flags import CLUSTER, ClusterFlags, OutputFlags, whole_number
 from fivefold.cli.output import console, write_json
 
 _CLUSTER, _OUTPUT = ClusterFlags(), OutputFlags()
@@ -18,7 +18,7 @@ def dp_limit(
     *,
     cluster: ClusterFlags = _CLUSTER,
     mfu: Annotated[float, Parameter(group=CLUSTER)] = _USUAL_MFU,
-    dp: Annotated[int | None, Parameter(group=CLUSTER)] = None,
+    dp: Annotated[int | None, Parameter(group=CLUSTER, converter=whole_number)] = None,
     output: OutputFlags = _OUTPUT,
 ) -> int:
     """From how many tokens per GPU and step pure data parallelism pays on a cluster.

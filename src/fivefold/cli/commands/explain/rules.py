@@ -18,10 +18,11 @@ def rules(*, runtime: RuntimeFlags = _RUNTIME, output: OutputFlags = _OUTPUT) ->
 
     Of one runtime and version with --runtime megatron@0.16, else of all. Words in <> stand for a layout's own values.
     """
+    from fivefold.cli.values import runtime_name
     from fivefold.estimate.result import envelope
     from fivefold.layout.rules import RULES
 
-    found = RULES if runtime.runtime is None else _rules_of(runtime.runtime)
+    found = RULES if runtime.runtime is None else _rules_of(runtime_name(runtime.runtime))
     if output.json:
         listed = [
             {
