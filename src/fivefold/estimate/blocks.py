@@ -146,7 +146,6 @@ class BlockWriter:
             Attend(
                 "core_attention",
                 s.tokens * pairs * per_pair,
-                s.tokens * seq * per_pair,
                 # Each step of a ring sees one rank's keys only, in a kernel of its own.
                 np.where(s.ulysses, seq, seq / s.cp) if window is None else min(window, seq),
                 qk_dim,

@@ -63,7 +63,6 @@ class Attend:
 
     name: str
     flops: Column
-    full_flops: Column
     seq: Column
     head_dim: int
 

@@ -20,6 +20,13 @@ replace = msgspec.structs.replace
 
 # The axis in `traffic` whose link each dimension loads.
 _TRAFFIC_AXIS = {"tp": "tp", "cp": "cp", "pp": "pp", "vpp": "pp", "ep": "ep", "etp": "etp", "zero": "dp", "dp": "dp"}
+# Another number of stages gives up what was chosen for this one.
+_EVEN_STAGES: dict[str, Any] = {
+    "first_stage_layers": None,
+    "last_stage_layers": None,
+    "account_for_embedding": False,
+    "account_for_loss": False,
+}
 _UNUSED: dict[str, Any] = {"tp": 1, "cp": 1, "pp": 1, "vpp": 1, "ep": 1, "etp": 1, "dp_replicate": 1}
 
 
@@ -74,8 +81,7 @@ def _removals(problem: Problem, best: Layout) -> list[tuple[str, Any, list[Layou
             continue
         changes: dict[str, Any] = {axis: unused}
         if axis == "pp":
-            changes |= {"vpp": 1, "schedule": None, "first_stage_layers": None, "last_stage_layers": None}
-            changes |= {"account_for_embedding": False, "account_for_loss": False}
+            changes |= {"vpp": 1, "schedule": None, **_EVEN_STAGES}
         if axis == "vpp":
             changes["schedule"] = None
         if axis == "tp":
@@ -159,8 +165,7 @@ def _steps(problem: Problem, best: Layout) -> list[tuple[str, Layout]]:
             if name == "tp":
                 changes |= {"sequence_parallel": None, "etp": 1 if best.etp == 1 else new}
             if name == "pp":
-                changes |= {"first_stage_layers": None, "last_stage_layers": None}
-                changes |= {"account_for_embedding": False, "account_for_loss": False}
+                changes |= _EVEN_STAGES
                 changes |= {"vpp": 1, "schedule": None} if new == 1 else {}
             out.append((f"{name} {value} -> {new}", replace(best, **changes)))
     out += _schedule_steps(problem, best)

@@ -8,7 +8,6 @@ counts off its tensors and never off the specification.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
@@ -249,10 +248,6 @@ def tensor_table(spec: ModelSpec) -> dict[str, TensorSpec]:
     if spec.tied_embeddings:
         table["lm_head.weight"] = table["embed_tokens.weight"]
     return table
-
-
-def parameter_count(module: nn.Module) -> int:
-    return sum(math.prod(parameter.shape) for parameter in module.parameters())
 
 
 def _blocks(spec: ModelSpec) -> Iterator[BlockSpec]:

@@ -38,11 +38,6 @@ def _mixed_heads(job: Job) -> str | None:
     return str(sorted(shapes)) if len(shapes) > 1 else None
 
 
-def _zero_3(job: Job) -> int | None:
-    missing = find_spec("fivefold.train.parallel.sharded") is None
-    return job.layout.zero if job.layout.zero > 2 and missing else None
-
-
 def _schedule(job: Job) -> str | None:
     """Why the pipeline's executor cannot run the schedule, None if it can."""
     layout = job.resolved
@@ -88,10 +83,6 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         "layout-not-trainable", "--etp", lambda job: job.layout.etp if job.layout.etp > 1 else None,
         "The trainer has no expert tensor parallelism yet, and the plan has --etp {value}.", (1,),
-    ),
-    Limit(
-        "layout-not-trainable", "--zero", _zero_3,
-        "The trainer has ZeRO 0, 1 and 2, and not {value} yet. Plan it with --zero 2, or 1 for Megatron.", (0, 1, 2),
     ),
     Limit(
         "layout-not-trainable", "--overlap-tp", lambda job: job.layout.overlap.tp or None,

@@ -90,10 +90,6 @@ class Peers:
         for key in list(self._sending):
             self._sent(key)
 
-    @property
-    def sends_in_flight(self) -> int:
-        return len(self._sending)
-
     def _tensor_of(self, transfer: Transfer) -> Tensor:
         is_send = transfer.direction is Direction.SEND
         return self._made.pop(key_of(transfer)) if is_send else self._boundary.empty()
