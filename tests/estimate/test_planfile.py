@@ -120,6 +120,8 @@ def test_the_file_says_what_was_predicted(saved: Path) -> None:
         ("[workload]", "[workloads]", "workload"),
         ("hidden = 2048", "hidden = 0", "model.hidden"),
         ("hidden = 2048", "hidden = 99999999999", "model.hidden"),
+        ("norm_eps = 1e-06", "norm_eps = 0.0", "model.norm_eps"),
+        ("theta = 10000.0", "theta = -1.0", "model.rotary.theta"),
         ("count = 26", "count = 1000000000", "model.runs"),
         ("moe_imbalance = 1.0", "moe_imbalance = nan", "moe_imbalance"),
         ("span = 0", "span = 4", "span"),

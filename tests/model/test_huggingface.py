@@ -15,6 +15,7 @@ from fivefold.errors import FivefoldError, UnknownModelTypeError
 from fivefold.model import first_layers, load_model, read_config
 from fivefold.model.catalogue import entry
 from fivefold.model.families import FAMILIES, Reader
+from fivefold.model.families.reader import NORM_EPS, ROPE_KEYS
 from fivefold.model.huggingface import MAX_CONFIG_BYTES
 
 PUBLISHED = Path(__file__).parent / "data" / "hf_configs"
@@ -241,7 +242,7 @@ def test_declared_keys_are_used_and_used_keys_declared(model_type: str) -> None:
     if "use_sliding_window" in family.optional:
         config |= {"use_sliding_window": True, "sliding_window": 128}
     family.read(Reader(config, family, "name", "where"))
-    assert config.seen <= family.required | family.optional
+    assert config.seen <= family.required | family.optional | ROPE_KEYS | NORM_EPS
     assert config.seen >= (family.required | family.optional) - {"model_type"}
 
 

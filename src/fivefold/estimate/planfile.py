@@ -194,6 +194,11 @@ def _check_model(model: ModelSpec, path: str | Path) -> None:
     if not 1 <= model.layers <= MAX_LAYERS or any(run.count < 1 for run in model.runs):
         raise _error(path, f"model.runs hold {model.layers} blocks; 1 to {MAX_LAYERS} are possible", "model.runs")
     _check_sizes(msgspec.to_builtins(model), "model", path)
+    limits = {"norm_eps": (model.norm_eps, 1), "rotary.theta": (model.rotary.theta, 1e12)}
+    limits["rotary.share"] = (model.rotary.share, 1)
+    for name, (value, most) in limits.items():
+        if not 0 < value <= most:
+            raise _error(path, f"model.{name} is {value}; it has to be above 0 and at most {most:g}", f"model.{name}")
 
 
 def _check_sizes(value: Any, place: str, path: str | Path) -> None:

@@ -31,6 +31,7 @@ from fivefold.model.spec import (
     LatentAttention,
     Mixer,
     ModelSpec,
+    Rotary,
 )
 from fivefold.model.tensors import (
     ParamCounts,
@@ -59,6 +60,7 @@ __all__ = [
     "Mixer",
     "ModelSpec",
     "ParamCounts",
+    "Rotary",
     "Tensor",
     "attention_flops_per_token",
     "attention_widths",

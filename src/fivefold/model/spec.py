@@ -96,11 +96,30 @@ class BlockRun(msgspec.Struct, frozen=True):
     block: Block
 
 
+class Rotary(msgspec.Struct, frozen=True, kw_only=True):
+    """Rotary position embedding (Su et al. 2021, arXiv 2104.09864). It changes what is computed and no size.
+
+    theta: base of the frequencies. share: of each head's dimensions, those that turn.
+    scaling: how frequencies are stretched beyond the pre-training length, "default" for not at all, else the
+        configuration's own word (llama3, yarn, linear, ...); the numbers after it are llama3's, None elsewhere.
+    """
+
+    theta: float = 10_000.0
+    share: float = 1.0
+    scaling: str = "default"
+    factor: float | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    original_positions: int | None = None
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only Transformer.
 
     vocab: rows of the embedding as published, unpadded (padding belongs to the runtime).
     learned_positions: rows of a learned position table, 0 when positions are rotary.
+    rotary, norm_eps: what turns queries and keys, and what every norm adds to the variance; they shape no tensor and
+        cost nothing, and a trainer needs them.
     mtp: multi-token-prediction modules after the last block (DeepSeek-V3); 0 unless asked for.
     """
 
@@ -112,6 +131,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[BlockRun, ...]
     tied_embeddings: bool = False
     learned_positions: int = 0
+    rotary: Rotary = Rotary()
+    norm_eps: float = 1e-5
     final_norm: Norm = "rmsnorm"
     final_norm_bias: bool = False
     mtp: int = 0

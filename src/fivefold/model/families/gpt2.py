@@ -36,6 +36,7 @@ def read_gpt2(reader: Reader) -> ModelSpec:
         runs=runs([block] * reader.layers("n_layer")),
         max_position=positions,
         learned_positions=positions,
+        norm_eps=reader.norm_eps(),
         tied_embeddings=reader.flag("tie_word_embeddings", True),
         final_norm="layernorm",
         final_norm_bias=True,
@@ -52,11 +53,12 @@ FAMILIES = (
         # n_ctx repeats n_positions in old files; the rest are dropouts, scalings and the classifier head's options.
         irrelevant=keys(
             """
-    n_ctx layer_norm_epsilon resid_pdrop embd_pdrop attn_pdrop scale_attn_weights
+    n_ctx resid_pdrop embd_pdrop attn_pdrop scale_attn_weights
     scale_attn_by_inverse_layer_idx reorder_and_upcast_attn gradient_checkpointing summary_type
     summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
     """
         ),
+        norm_eps=1e-5,
         read=read_gpt2,
     ),
 )

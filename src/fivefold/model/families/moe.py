@@ -69,6 +69,8 @@ FAMILIES = (
         optional=SHARED_OPTIONAL | {"head_dim", "sliding_window"},
         fixed={"attention_bias": (False,), "mlp_bias": (False,)},
         irrelevant=ROPE_KEYS | ROUTER_KEYS,
+        rope_theta=1e6,
+        norm_eps=1e-5,
         read=read_mixtral,
     ),
     Family(

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from fivefold.errors import FivefoldError
+from fivefold.model.families.rotary import read_rotary
 from fivefold.model.spec import Activation, Block, BlockRun, ModelSpec
 
 # Far above any model in existence, low enough that no product of three overflows 64 bits by accident
@@ -48,7 +49,7 @@ COMMON_IRRELEVANT = keys(
     """
     _name_or_path _commit_hash name_or_path model_type architectures auto_map transformers_version
     torch_dtype dtype use_cache use_return_dict return_dict output_hidden_states output_attentions
-    torchscript use_bfloat16 initializer_range rms_norm_eps attention_dropout hidden_dropout
+    torchscript use_bfloat16 initializer_range attention_dropout hidden_dropout
     bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id
     tokenizer_class id2label label2id num_labels problem_type finetuning_task prefix
     task_specific_params license quantization_config chunk_size_feed_forward is_decoder
@@ -61,12 +62,15 @@ COMMON_IRRELEVANT = keys(
     """
 )
 
-# Rotary embedding changes angles, never sizes; its elementwise work is not a matrix product.
+# Rotary embedding changes angles, never sizes; its elementwise work is not a matrix product. read_rotary reads these.
 ROPE_KEYS = keys(
     """
     rope_theta rope_scaling rope_parameters rope_interleave partial_rotary_factor
     """
 )
+
+# Spellings of the norm's epsilon.
+NORM_EPS = keys("rms_norm_eps layer_norm_epsilon")
 
 # Keys that may be present only with a value that means "nothing of this kind".
 COMMON_FIXED: dict[str, tuple[Any, ...]] = {
@@ -87,7 +91,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     optional:   keys that are used when present; the reader holds transformers' default for each.
     fixed:      keys that may only have the listed values, because others are not modelled or ignored by transformers.
     irrelevant: known keys that change neither parameters nor FLOPs (routing rules, loss weights ...).
-    read:       makes the ModelSpec; it may touch required and optional keys only.
+    rope_theta, norm_eps: the class's own defaults of the two.
+    read:       makes the ModelSpec; it may touch required and optional keys, the rotary ones and the norm's epsilon.
     """
 
     model_type: str
@@ -96,11 +101,15 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     optional: frozenset[str] = frozenset()
     fixed: dict[str, tuple[Any, ...]] = {}
     irrelevant: frozenset[str] = frozenset()
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-6
     read: Callable[[Reader], ModelSpec]
 
     @property
     def known(self) -> frozenset[str]:
-        return self.required | self.optional | self.irrelevant | COMMON_IRRELEVANT | frozenset(self.all_fixed)
+        return (
+            self.required | self.optional | self.irrelevant | NORM_EPS | COMMON_IRRELEVANT | frozenset(self.all_fixed)
+        )
 
     @property
     def all_fixed(self) -> dict[str, tuple[Any, ...]]:
@@ -171,6 +180,15 @@ class Reader:
             raise self.error(key, f"every block number must be from 0 to {layers - 1}", f"0..{layers - 1}")
         return frozenset(value)
 
+    def norm_eps(self) -> float:
+        """What the norms add to the variance; the class's default where the file does not say."""
+        for key in sorted(NORM_EPS & self.config.keys()):
+            value = self.config[key]
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1:
+                raise self.error(key, "must be a number between 0 and 1", "0..1")
+            return float(value)
+        return self.family.norm_eps
+
     def layers(self, key: str = "num_hidden_layers") -> int:
         return self.size(key, high=MAX_LAYERS)
 
@@ -182,12 +200,15 @@ class Reader:
 
     def model(self, blocks: Iterable[Block], *, mtp: int = 0) -> ModelSpec:
         """The ModelSpec from the keys that every family but gpt2 spells alike."""
+        max_position = self.size("max_position_embeddings", high=MAX_POSITIONS)
         return ModelSpec(
             name=self.name,
             family=self.family.model_type,
             hidden=self.size("hidden_size"),
             vocab=self.size("vocab_size", high=MAX_VOCAB),
-            max_position=self.size("max_position_embeddings", high=MAX_POSITIONS),
+            max_position=max_position,
+            rotary=read_rotary(self, self.family.rope_theta, max_position),
+            norm_eps=self.norm_eps(),
             runs=runs(blocks),
             tied_embeddings=self.flag("tie_word_embeddings", False),
             mtp=mtp,
