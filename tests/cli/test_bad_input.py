@@ -74,7 +74,8 @@ BAD = [
     ("explain dp-limit --gpus 8 --mfu nan", "--mfu"),
     ("explain rules --runtime none", "--runtime"),
     ("validate --source nobody", "--source"),
-    ("validate --data no-such-file.csv", "--data"),
+    ("validate --runs no-such-file.csv", "--runs"),
+    ("validate --data no-such-file.csv", "--runs"),
     ("models --color blue", "--color"),
 ]
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +110,8 @@ def test_train_refuses_before_it_starts(run, plan) -> None:
         (("--precision", "fp8"), "fp8"),
         (("--steps", "0"), "--steps"),
         (("--learning-rate", "-1"), "--learning-rate"),
+        (("--peak-tflops", "0"), "--peak-tflops"),
+        (("--dropout", "1"), "--dropout"),
     ):
         outcome = run("train", path, *words)
         assert outcome.code == 2
@@ -114,7 +119,7 @@ def test_train_refuses_before_it_starts(run, plan) -> None:
 
 
 def test_train_refuses_a_log_that_cannot_be_written(run, plan) -> None:
-    outcome = run("train", plan(gpus=1), "--smoke", "--log", "/nowhere/log.jsonl")
+    outcome = run("train", plan(gpus=1), "--smoke", "--log-file", "/nowhere/log.jsonl")
     assert outcome.code == 2
     assert "/nowhere/log.jsonl" in outcome.err
 
@@ -130,7 +135,9 @@ def test_without_torch_one_sentence(run, plan, monkeypatch) -> None:
 
 def test_one_process_trains(run, plan, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    outcome = run("train", plan(gpus=1), "--smoke", "--steps", "12", "--precision", "fp32", "--log", str(log), "--json")
+    outcome = run(
+        "train", plan(gpus=1), "--smoke", "--steps", "12", "--precision", "fp32", "--log-file", str(log), "--json"
+    )
     assert outcome.code == 0, outcome.err
     steps = outcome.document["steps"]
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.5
@@ -152,6 +159,114 @@ def test_torchrun_trains_a_plan(plan, tmp_path: Path) -> None:
     assert done.stdout.count("step ") == 10
     assert "TP2" in done.stdout
     assert "Data parallelism reduced from 2 replicas to 1" in done.stdout
+
+
+SHOWN = [
+    ("--tp 2 --pp 2", {"tp", "pp", "world"}, True),
+    ("--cp 2", {"cp", "dp_cp"}, False),
+    ("--zero 3 --runtime torchtitan", {"dp"}, False),
+    ("--pp 2 --vpp 2 --zero 1", {"dp", "pp", "world"}, True),
+]
+
+
+@pytest.mark.parametrize(("flags", "axes", "piped"), SHOWN, ids=lambda x: x if isinstance(x, str) else "")
+def test_a_measured_job_of_four_ranks(plan, tmp_path: Path, flags: str, axes: set[str], piped: bool) -> None:
+    log = tmp_path / "log.jsonl"
+    words = f"--smoke --steps 12 --precision fp32 --measure --peak-tflops 0.01 --log-file {log}"
+    codes, out, _ = job(4, "train", plan(flags), *words.split())
+    assert codes == [0] * 4, out
+    steps = [json.loads(line) for line in log.read_text().splitlines()]
+    assert len(steps) == out.count("step ") == 12
+    assert steps[-1]["loss"] < steps[0]["loss"] - 0.3
+    assert "Communication  per step" in out
+    for step in steps:
+        assert step["mfu"] > 0 and step["tokens_per_s"] > 0 and step["grad_norm"] > 0
+        assert [rank["rank"] for rank in step["ranks"]] == [0, 1, 2, 3]
+        for rank in step["ranks"]:
+            assert set(rank["wait_s"]) == set(rank["sent_bytes"]) == axes
+            assert 0 < sum(rank["wait_s"].values()) < rank["step_s"]
+            assert rank["peak_memory_bytes"] > 0
+            assert (rank["bubble"] is not None) == piped
+
+
+def job(ranks: int, *words: str) -> tuple[list[int | None], str, str]:
+    """Exit codes of a command's ranks, forked here in torchrun's stead, and what rank 0 printed."""
+    import torch
+
+    torch.set_num_threads(1)
+    context = multiprocessing.get_context("fork")
+    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        processes = [context.Process(target=one_rank, args=(r, ranks, port, folder, words)) for r in range(ranks)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(120)
+            process.kill()
+            process.join()
+        texts = [(Path(folder) / f"0.{stream}").read_text() for stream in ("out", "err")]
+    return [process.exitcode for process in processes], texts[0], texts[1]
+
+
+def one_rank(rank: int, ranks: int, port: int, folder: str, words: tuple[str, ...]) -> None:
+    import torch
+
+    from fivefold.cli.main import main
+
+    torch.set_num_threads(1)
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    for number, name in ((1, "out"), (2, "err")):
+        descriptor = os.open(f"{folder}/{rank}.{name}", os.O_WRONLY | os.O_CREAT)
+        os.dup2(descriptor, number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    code = main(list(words))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def test_torchrun_takes_no_option_of_ours_for_its_own() -> None:
+    """Its parser reads options behind the script too, and takes a prefix of one of its own for that one."""
+    from torch.distributed.run import get_args_parser
+
+    from fivefold.cli.main import build_app
+
+    theirs = [name for action in get_args_parser()._actions for name in action.option_strings if name[:2] == "--"]
+    app = build_app("train")["train"]
+    ours = [name for argument in app.assemble_argument_collection() for name in argument.names if name[:2] == "--"]
+    assert "--log-file" in ours
+    assert not [(name, other) for name in ours for other in theirs if other.startswith(name)]
+
+
+def test_a_terminal_has_one_moving_line() -> None:
+    import io
+
+    from rich.console import Console
+
+    from fivefold.cli.render.train import Screen
+    from fivefold.train.loop import Metrics
+
+    told = [
+        Metrics(
+            step=i, loss=3.0 - i, grad_norm=1.0, learning_rate=1e-3, step_s=0.5, tokens_per_s=100.0,
+            tokens_per_s_per_gpu=100.0, mfu=None, peak_memory_bytes=10**9, valid_tokens=50, loss_scale=1.0,
+            skipped=False,
+        )
+        for i in range(3)
+    ]  # fmt: skip
+    file = io.StringIO()
+    screen = Screen(Console(file=file, force_terminal=True, color_system=None, width=100), 3, moving=True)
+    for metrics in told:
+        screen.step(metrics)
+    screen.end(told)
+    text = file.getvalue()
+    assert text.count("\n") == 1
+    assert text.count("\r") == 3
+    assert "step 1/3" in text and "step 3/3" in text and "500 ms left" in text
 
 
 @pytest.mark.parametrize("words", ["train --help", "verify --help"])

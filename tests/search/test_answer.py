@@ -128,7 +128,7 @@ def test_bad_input_is_refused_with_legal_values(options, code, dense, help_with)
 
 @pytest.mark.parametrize(
     ("pins", "why"),
-    [({"tp": 16, "cp_kind": "a2a", "cp": 2}, None), ({"schedule": "afab", "pp": 4}, "no all-forward-all-backward")],
+    [({"tp": 16, "cp_kind": "a2a", "cp": 2}, None), ({"schedule": "afab", "pp": 4}, "no schedule afab")],
 )
 def test_pins_that_no_rule_allows_give_an_answer_without_plans(pins, why, help_with):
     problem = help_with.problem_of(

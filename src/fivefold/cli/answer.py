@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import convert
 
 from fivefold.cli.problem import Question
 from fivefold.errors import FivefoldError
 from fivefold.estimate import Estimate
 from fivefold.estimate import estimate as price
 from fivefold.estimate.compare import Comparison, compare
-from fivefold.layout import RampPlan, plan_ramp_up
+from fivefold.estimate.problem import Problem
+from fivefold.layout import Layout, RampPlan, plan_ramp_up
+from fivefold.runtime import load_runtime
+
+if TYPE_CHECKING:
+    from fivefold.search.stages import Balance
 
 
 def estimated(question: Question) -> Estimate:
@@ -23,6 +29,14 @@ def compared(questions: tuple[Question, Question]) -> Comparison:
     """Both sides priced and set against each other."""
     a, b = (estimated(question) for question in questions)
     return compare(a, b)
+
+
+def balanced_stages(question: Question, found: Estimate) -> Balance:
+    """The best blocks per stage of a layout that is legal."""
+    from fivefold.search.stages import balance
+
+    problem = Problem(question.model, question.cluster, question.work, load_runtime(question.runtime))
+    return balance(problem, convert(found.inputs["layout"], Layout), question.runtime)
 
 
 def ramp_of(question: Question, found: Estimate | None) -> tuple[RampPlan | None, tuple[str, ...]]:

@@ -87,7 +87,7 @@ class WorkFlags:
     "The global batch in tokens, such as 4M, in place of --global-batch."
 
     precision: Annotated[str | None, Parameter(group=WORKLOAD)] = None
-    "bf16 (default), fp16 or fp8."
+    "bf16 (default), fp16, fp8, or fp32 on fivefold itself."
 
     optimizer: Annotated[str | None, Parameter(group=WORKLOAD)] = None
     "adamw (default), sgd, adafactor, muon or adamw8bit."
@@ -114,7 +114,7 @@ class RuntimeFlags:
     """Which framework runs it."""
 
     runtime: Annotated[str | None, Parameter(group=CLUSTER)] = None
-    "megatron (default) or torchtitan, optionally a version: megatron@0.16."
+    "megatron (default), torchtitan, fivefold..., with a version, or a device: megatron@0.16, fivefold@cpu."
 
 
 @Parameter(name="*")

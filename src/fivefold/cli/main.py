@@ -23,11 +23,15 @@ COMMANDS = (
     ("plan", "plan:plan", "Search all layouts, and say why the best one is best."),
     ("estimate", "estimate:estimate", "Price one layout: memory, step time, traffic, broken rules."),
     ("compare", "compare:compare", "Where two layouts differ, by owner of seconds and bytes."),
+    ("check", "check:check", "Read a Megatron launch script: does it start, fit, and how fast is it?"),
+    ("export", "export:export", "Write a plan as launch files for torchrun, Slurm or Kubernetes."),
+    ("sweep", "sweep:sweep", "Measure the best layouts: write the job array, collect and rank."),
     ("explain", "explain:app", "Axes, rules, limits and assumptions in words."),
     ("models", "models:models", "The models of the catalogue."),
     ("gpus", "gpus:gpus", "The GPUs and systems of the catalogue."),
     ("train", "train:train", "Train a plan with PyTorch (one process per GPU, by torchrun)."),
     ("verify", "verify:verify", "Prove that a layout trains like one process."),
+    ("emulate", "emulate:emulate", "Run one rank of a job of any size: its memory, FLOPs, collectives."),
     ("validate", "validate:validate", "Predictions beside published measurements."),
 )
 

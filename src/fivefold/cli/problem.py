@@ -347,7 +347,8 @@ def _layout_unit(layout: Layout, gpus: int) -> int | None:
     replica = max(layout.tp * layout.cp * layout.pp, 1)
     if gpus % replica:
         return None
-    return max(layout.micro_batch * (gpus // replica) * (layout.pp if layout.vpp > 1 else 1), 1)
+    interleaved = layout.vpp > 1 and layout.schedule in (None, "interleaved")
+    return max(layout.micro_batch * (gpus // replica) * (layout.pp if interleaved else 1), 1)
 
 
 def _searched_unit(gpus: int, wanted: int) -> int:

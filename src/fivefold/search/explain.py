@@ -9,7 +9,7 @@ import msgspec
 from fivefold.errors import FivefoldError
 from fivefold.estimate import Estimate, Problem
 from fivefold.estimate.result import Parts
-from fivefold.layout.layout import Layout, Recompute
+from fivefold.layout.layout import CHUNKS, SPLIT_BACKWARD, Layout, Recompute
 from fivefold.layout.stages import resolve
 from fivefold.search.playbook import follow_playbook
 from fivefold.search.price import Priced, price_all, step_seconds
@@ -191,8 +191,12 @@ def _schedule_steps(problem: Problem, best: Layout) -> list[tuple[str, Layout]]:
     chunks = [v for v in range(1, layers // best.pp + 1) if layers % (best.pp * v) == 0] or [1]
     for v in {*[c for c in chunks if c < best.vpp][-1:], *[c for c in chunks if c > best.vpp][:1]}:
         out.append((f"vpp {best.vpp} -> {v}", replace(best, vpp=v, schedule=None)))
-    if best.vpp == 1 and best.schedule != "afab":
-        out.append(("schedule 1f1b -> afab", replace(best, schedule="afab")))
+    now = best.schedule or ("interleaved" if best.vpp > 1 else "1f1b")
+    if best.vpp == 1 and now != "afab":
+        out.append((f"schedule {now} -> afab", replace(best, schedule="afab")))
+    for name, (fewest, _) in CHUNKS.items():
+        if name in SPLIT_BACKWARD and name in problem.runtime.schedules and now != name and best.vpp == fewest:
+            out.append((f"schedule {now} -> {name}", replace(best, schedule=name)))
     return out
 
 
@@ -241,7 +245,9 @@ def limits(problem: Problem, best: Layout, estimate: Estimate) -> tuple[Limit, .
     rows.append(_limit("twice the global batch (per the same number of tokens)", now, per_batch))
     bubble = estimate.step.breakdown_s["bubble"]
     if bubble > 0:
-        rows.append(_limit("no pipeline bubble (zero-bubble schedules, not modelled here yet)", now, now - bubble))
+        rows.append(
+            _limit("no pipeline bubble (zero-bubble schedules come near; searched when pinned)", now, now - bubble)
+        )
     return tuple(sorted(rows, key=lambda row: -(row.gain_s or 0.0)))
 
 

@@ -16,7 +16,7 @@ from fivefold.errors import FivefoldError
 from fivefold.estimate import Problem
 from fivefold.estimate.estimate import rule_context
 from fivefold.layout.columns import ALL_LAYERS, Columns, mask_of
-from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, SCHEDULES
+from fivefold.layout.layout import CHUNKS, CP_KINDS, RECOMPUTE_KINDS, SCHEDULES, SPLIT_BACKWARD
 from fivefold.layout.rules import Context, valid_mask
 from fivefold.layout.rules.engine import rules_for
 from fivefold.layout.stages import split_policy
@@ -32,7 +32,10 @@ _MOST_TOKENS = 131_072  # of a micro-batch on one rank
 MOST_ENUMERATED = 1_500_000
 _REFUSED_SHOWN = 2000  # candidates kept when every one is refused
 _FULL, _SELECTIVE = RECOMPUTE_KINDS.index("full"), RECOMPUTE_KINDS.index("selective")
-_AFAB, _1F1B, _INTERLEAVED = (SCHEDULES.index(name) for name in ("afab", "1f1b", "interleaved"))
+_1F1B, _INTERLEAVED = (SCHEDULES.index(name) for name in ("1f1b", "interleaved"))
+# Schedules that split the backward are priced by the event simulator, thousands of times slower than by a sweep, so
+# they are searched when they are pinned.
+SEARCHED_SCHEDULES = tuple(name for name in SCHEDULES if name not in SPLIT_BACKWARD)
 # Named parts to recompute. The attention core is Megatron's default; under fused attention it frees little.
 _DENSE_PARTS = (("core_attn",), ("layernorm",), ("mlp",), ("layernorm", "mlp"))
 _EXPERT_PARTS = (("core_attn",), ("layernorm",), ("moe_act",), ("layernorm", "moe_act"), ("moe",))
@@ -46,6 +49,11 @@ class StageCounts(NamedTuple):
     last_stage_layers: int = 0
     account_for_embedding: int = 0
     account_for_loss: int = 0
+
+
+def _runs(schedule: Any, chunks: int) -> bool:
+    fewest, most = CHUNKS[schedule]
+    return fewest <= chunks <= (most or chunks)
 
 
 @dataclass(slots=True)
@@ -146,10 +154,9 @@ class Space:
 
     def _schedules(self, table: Table) -> Table:
         layers = self.problem.model.layers
-        names = self.pins.get("schedule", SCHEDULES)
+        names = self.pins.get("schedule", SEARCHED_SCHEDULES)
         chunks = self._values("vpp", [v for v in range(1, layers + 1) if self._chunks_possible(v)])
-        options = [(_AFAB, 1), (_1F1B, 1)] + [(_INTERLEAVED, int(v)) for v in chunks if v > 1]
-        options = [(s, v) for s, v in options if SCHEDULES[s] in names and v in chunks]
+        options = [(SCHEDULES.index(name), int(v)) for name in names for v in chunks if _runs(name, v)]
         if not options:
             raise self._empty()
         schedule, vpp = np.array(options).T
@@ -158,7 +165,7 @@ class Space:
         dp = self.problem.cluster.gpus // (table["tp"] * table["cp"] * pp)
         m = self.problem.work.global_batch // (table["micro_batch"] * dp)
         alone = (pp == 1) & ((schedule == _1F1B) | (SCHEDULES[_1F1B] not in names)) & (vpp == 1)
-        piped = (pp > 1) & ((schedule != _INTERLEAVED) | ((m % pp == 0) & (pp * vpp <= layers)))
+        piped = (pp > 1) & ((schedule != _INTERLEAVED) | (m % pp == 0)) & ((vpp == 1) | (pp * vpp <= layers))
         return _keep(table, alone | piped)
 
     def _chunks_possible(self, chunks: int) -> bool:

@@ -31,6 +31,7 @@ def estimate(
     work: WorkFlags = _WORK,
     layout: LayoutFlags = _LAYOUT,
     simple: Annotated[bool, Parameter(group=OUTPUT, negative="", show_default=False)] = False,
+    balance_stages: Annotated[bool, Parameter(group=OUTPUT, negative="", show_default=False)] = False,
     save: Annotated[str | None, Parameter(group=OUTPUT)] = None,
     output: OutputFlags = _OUTPUT,
 ) -> int:
@@ -49,10 +50,12 @@ def estimate(
         A name of the catalogue (fivefold models), a config.json, a folder with one, or a plan file (.toml).
     simple
         Set the closed formulas of the literature beside the exact numbers.
+    balance_stages
+        Also say how many blocks each pipeline stage should hold, embedding, MTP and head counted.
     save
         Write the plan file here.
     """
-    from fivefold.cli.answer import as_document, estimated, ramp_of
+    from fivefold.cli.answer import as_document, balanced_stages, estimated, ramp_of
     from fivefold.cli.problem import estimate_question
     from fivefold.estimate.simple_view import simple_view
     from fivefold.layout import unusual
@@ -63,17 +66,25 @@ def estimate(
     ramp, notes = ramp_of(question, found)
     notes = (*unusual(question.work, question.model), *notes)
     budget = budget_of(question.work, found)
+    balanced = balanced_stages(question, found) if balance_stages and found.valid else None
     rows = ()
     if simple:
         rows = simple_view(question.model, question.cluster, question.work, question.layout, question.runtime, found)
     if save is not None:
         found.save(save)
     if output.json:
-        extra = {"simple": rows if simple else None, "ramp": ramp, "budget": budget, "notes": notes, "saved": save}
+        extra = {
+            "simple": rows if simple else None,
+            "ramp": ramp,
+            "budget": budget,
+            "notes": notes,
+            "saved": save,
+            "balance": balanced,
+        }
         write_json(as_document(found.to_dict(), question, **extra))
     else:
         from fivefold.cli.render.estimate import estimate_view
 
-        console(output).print(estimate_view(question, found, rows, ramp, budget, notes, save))
+        console(output).print(estimate_view(question, found, rows, ramp, budget, notes, save, balanced))
     ramps = question.ramp is None or ramp is not None
     return 0 if found.valid and found.fits and ramps else 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
@@ -12,9 +12,10 @@ from fivefold.cli.flags import OUTPUT, OutputFlags, whole_number
 from fivefold.cli.output import console, write_json
 
 if TYPE_CHECKING:
+    from fivefold.cli.render.train import Screen
     from fivefold.estimate.planfile import SavedPlan
     from fivefold.train.job import Job
-    from fivefold.train.loop import Metrics
+    from fivefold.train.launch import Run
 
 _RUN = Group("Training", sort_key=1)
 _OUTPUT = OutputFlags()
@@ -32,17 +33,20 @@ def train(
     precision: Annotated[str | None, Parameter(group=_RUN)] = None,
     learning_rate: Annotated[float | None, Parameter(name=("--learning-rate", "--lr"), group=_RUN)] = None,
     seed: Annotated[int, Parameter(group=_RUN, converter=whole_number)] = 0,
-    log: Annotated[str | None, Parameter(name=("--log-file", "--log"), group=OUTPUT)] = None,
+    dropout: Annotated[float, Parameter(group=_RUN)] = 0.0,
+    measure: Annotated[bool, Parameter(group=OUTPUT, negative="", show_default=False)] = False,
+    peak_tflops: Annotated[float | None, Parameter(group=OUTPUT)] = None,
+    log: Annotated[str | None, Parameter(name="--log-file", group=OUTPUT)] = None,
     output: OutputFlags = _OUTPUT,
 ) -> int:
     """Train the layout of a plan file with PyTorch, on synthetic data: gloo on CPUs, NCCL where CUDA is.
 
-    Start one process per GPU of the plan with torchrun. The model starts from random weights; its rotary base is 10,000
-    and the epsilon of its norms 1e-5. A rank that fails ends the job, with its traceback.
+    Start one process per GPU of the plan with torchrun. The model starts from random weights. A rank that fails ends
+    the job, with its traceback.
 
     For example:
       torchrun --nproc-per-node 4 -m fivefold train plan.toml --smoke
-      torchrun --nproc-per-node 8 -m fivefold train plan.toml --steps 100 --log-file run.jsonl
+      torchrun --nproc-per-node 8 -m fivefold train plan.toml --steps 100 --log-file run.jsonl --measure
 
     Parameters
     ----------
@@ -57,9 +61,18 @@ def train(
     learning_rate
         Peak, after a warm-up of a tenth of the steps. Default: 3e-4 for adamw, 0.1 for sgd; with --smoke 1e-2 and 0.3.
     seed
-        Of the weights and the data.
+        Of the weights, the data and dropout.
+    dropout
+        Share of the embeddings, and of what attention and feed-forward add, that becomes zero. The same numbers in
+        every layout. Attention weights are not dropped.
+    measure
+        Each rank's seconds in communication and bytes sent, by axis, its memory, and its share of the pipeline's
+        bubble. Costs a meeting of the pipeline's ranks and one small all-gather per step (on CUDA also a wait for
+        the device).
+    peak_tflops
+        Dense peak of one rank's device in TFLOP/s, for the MFU. Default: on CUDA the plan's GPU; on a CPU no MFU.
     log
-        Append each step's numbers to this file, as lines of JSON. (torchrun takes --log for an option of its own.)
+        Append each step's numbers to this file, as lines of JSON; with --measure every rank's.
     """
     from fivefold.cli.failures import BAD_INPUT
     from fivefold.errors import FivefoldError
@@ -71,22 +84,27 @@ def train(
 
     where = place()
     try:
-        _check(steps, learning_rate)
+        _check(steps, learning_rate, peak_tflops, dropout)
         saved = _plan(plan)
         job, notes = _job(saved, smoke, where.world, precision)
         rates = _SMOKE_RATE if smoke else _RATE
         run = Run(
             steps=steps, precision=precision or job.work.precision, seed=seed,
-            rate=learning_rate if learning_rate is not None else rates[job.work.optimizer], log=_writable(log),
+            rate=learning_rate if learning_rate is not None else rates[job.work.optimizer],
+            log=_writable(log) if where.rank == 0 else None,
             peak_flops_per_s={str(key): value for key, value in saved.cluster.gpu.peak_flops_per_s.items()},
+            stated_peak_flops_per_s=peak_tflops * 1e12 if peak_tflops is not None else None, measure=measure,
+            dropout=dropout,
         )  # fmt: skip
     except FivefoldError:
         if where.rank == 0:
             raise
         time.sleep(_SPEAKER_FIRST_S)  # every rank would say the same; rank 0 does
         return BAD_INPUT
-    tell = None if output.json or where.rank else _teller(job, run.rate, notes, output)
-    told = launch(job, run, where, tell)
+    screen = None if output.json or where.rank else _screen(job, run, notes, output)
+    told = launch(job, run, where, screen.step if screen is not None else None)
+    if screen is not None:
+        screen.end(told)
     if output.json and where.rank == 0:
         import msgspec
 
@@ -96,11 +114,14 @@ def train(
     return 0
 
 
-def _check(steps: int, rate: float | None) -> None:
+def _check(steps: int, rate: float | None, peak_tflops: float | None, dropout: float) -> None:
     from fivefold.cli.values import positive, whole
+    from fivefold.train.dropout import Dropout
 
     whole("--steps", str(steps))
     positive("--learning-rate", rate)
+    positive("--peak-tflops", peak_tflops)
+    Dropout(dropout, 0)  # refuses what is no rate
 
 
 def _plan(plan: str) -> SavedPlan:
@@ -154,30 +175,27 @@ def _writable(log: str | None) -> str | None:
         raise FivefoldError(
             f"The log cannot be written to {log[:200]!r}: {getattr(error, 'strerror', None) or error}.",
             code="cannot-write",
-            option="--log",
+            option="--log-file",
             value=log[:200],
         ) from error
 
 
-def _teller(job: Job, rate: float, notes: tuple[str, ...], output: OutputFlags) -> Callable[[Metrics], None]:
-    """Prints what is trained, and gives the function that prints a line per step."""
+def _screen(job: Job, run: Run, notes: tuple[str, ...], output: OutputFlags) -> Screen:
+    """Says what is trained; it then shows the steps."""
     from fivefold.cli.render.layouts import degrees_words, options_words
-    from fivefold.cli.render.train import step_line
+    from fivefold.cli.render.train import Screen
 
     out = console(output)
     layout = job.resolved
+    dropped = f", dropout {run.dropout:g}" if run.dropout else ""
     for line in (
         f"{job.model.name} on {job.gpus} ranks: {degrees_words(layout)}",
         options_words(layout),
         *notes,
-        f"Synthetic data; {job.work.optimizer}, learning rate {rate:g}; rotary base 10,000, norm epsilon 1e-5.",
+        f"Synthetic data; {job.work.optimizer}, learning rate {run.rate:g}{dropped}.",
     ):
         out.print(line, soft_wrap=True)
-
-    def tell(metrics: Metrics) -> None:
-        out.print(step_line(metrics), soft_wrap=True)
-
-    return tell
+    return Screen(out, run.steps, moving=sys.stdout.isatty())
 
 
 __all__: list[Any] = ["train"]

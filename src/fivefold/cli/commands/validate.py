@@ -17,7 +17,7 @@ _RUNTIME, _OUTPUT = RuntimeFlags(), OutputFlags()
 def validate(
     *,
     source: Annotated[str | None, Parameter(group=_DATA)] = None,
-    data: Annotated[str | None, Parameter(group=_DATA)] = None,
+    runs: Annotated[str | None, Parameter(name=["--runs", "--data"], group=_DATA)] = None,
     runtime: RuntimeFlags = _RUNTIME,
     rows: Annotated[bool, Parameter(group=OUTPUT, negative="", show_default=False)] = False,
     output: OutputFlags = _OUTPUT,
@@ -27,14 +27,15 @@ def validate(
     For example:
       fivefold validate
       fivefold validate --source simumax --rows
-      fivefold validate --data my-runs.csv --json
+      fivefold validate --runs my-runs.csv --json
 
     Parameters
     ----------
     source
         Keep the runs of these sources (the part of a run's id before its number), separated by commas.
-    data
-        CSV file of runs. Default: the published runs that come with fivefold.
+    runs
+        CSV file of runs with the columns of the shipped table; id is needed, others may be missing. Default: the
+        published runs that come with fivefold.
     rows
         Also print every run.
     """
@@ -43,7 +44,7 @@ def validate(
     from fivefold.measure import validate as predict
 
     with progress("Predicting the runs"):
-        table = None if data is None else read_runs(data)
+        table = None if runs is None else read_runs(runs)
         wanted = None if source is None else names("--source", source)
         found = predict(table, sources=wanted, runtime=runtime.runtime)
     if output.json:

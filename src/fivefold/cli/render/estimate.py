@@ -11,6 +11,7 @@ from rich.text import Text
 
 from fivefold.cli.problem import Question
 from fivefold.cli.render.layouts import degrees_words, options_words
+from fivefold.cli.render.stages import balance_parts
 from fivefold.cli.render.text import (
     OWNER_STYLES,
     bar,
@@ -27,6 +28,7 @@ from fivefold.estimate.result import Memory, RuleViolation, StageMemory, Step, T
 from fivefold.estimate.simple_view import SimpleRow
 from fivefold.layout import RampPlan
 from fivefold.search.result import Budget
+from fivefold.search.stages import Balance
 
 _BAR = 48
 _MOST_STAGES = 10
@@ -41,10 +43,13 @@ def estimate_view(
     budget: Budget | None,
     notes: Sequence[str],
     saved: str | None,
+    balance: Balance | None = None,
 ) -> Group:
     """Everything that `fivefold estimate` prints."""
     parts: list[RenderableType] = [header(question, found), verdict(found)]
     parts += detail(found)
+    if balance is not None:
+        parts += balance_parts(balance)
     if found.traffic:
         parts += [heading("Traffic", "per step and GPU, on the slowest stage"), traffic_table(found.traffic)]
     if simple:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fivefold.cli.render.estimate import bullet
 from fivefold.cli.render.text import gigabytes, heading, plain_table, seconds
-from fivefold.measure import Row, Skipped, SourceErrors, Validation
+from fivefold.measure import Row, Skipped, SourceErrors, Validation, errors
 
 _MOST_REASONS = 8
 
@@ -23,6 +23,7 @@ def validate_view(found: Validation, *, every_row: bool) -> Group:
             f"{found.rows_used:,} of {found.rows_total:,} runs predicted, {len(found.skipped):,} skipped", style="bold"
         ),
         _sources(found.by_source),
+        _by_statement(found.rows),
         Text(
             "Errors are of (predicted - measured) / measured; bias is their mean. order: rank correlation of time per "
             "token; in 80%: share of times inside the predicted interval.",
@@ -34,6 +35,16 @@ def validate_view(found: Validation, *, every_row: bool) -> Group:
     if every_row:
         parts += [heading("Runs"), _rows(found.rows)]
     return Group(*parts)
+
+
+def _by_statement(rows: Iterable[Row]) -> Text:
+    """Errors of rows that say everything that moves their time, and of the others."""
+    parts = []
+    for wanted, words in ((True, "state all that moves their time"), (False, "leave some of it to assumptions")):
+        found = errors(row.error for row in rows if row.stated is wanted)
+        if found.n:
+            parts.append(f"{found.n:,} rows {words}: median {_share(found.median_ape)}, bias {_signed(found.bias)}")
+    return Text("; ".join(parts))
 
 
 def _sources(rows: Iterable[SourceErrors]) -> Table:

@@ -1,0 +1,1 @@
+"""Advice: what a launch, a run or a failure says, and the change that would help most."""
