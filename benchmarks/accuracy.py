@@ -1,7 +1,7 @@
 """Validate the planner against published runs and write the tables of docs/accuracy.md.
 
     python benchmarks/accuracy.py                  rewrite the tables from the shipped runs
-    python benchmarks/accuracy.py --data RUNS.csv  print the tables of another file with the same columns
+    python benchmarks/accuracy.py --runs RUNS.csv  print the tables of another file with the same columns
 
 Only what lies between the markers of docs/accuracy.md is replaced; the text around it is written by hand.
 """
@@ -156,10 +156,10 @@ def tables(data: RunTable) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="another CSV file of runs; its tables are printed")
+    parser.add_argument("--runs", type=Path, help="another CSV file of runs; its tables are printed")
     args = parser.parse_args()
-    if args.data:
-        print(tables(read_runs(args.data)))
+    if args.runs:
+        print(tables(read_runs(args.runs)))
         return
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)

@@ -67,6 +67,25 @@ MODELS: dict[str, ModelSpec] = {
     "six-kv": _model(
         "six-kv", 8, Block(mixer=Attention(heads=24, kv_heads=6, head_dim=64), feed=FeedForward(ffn=4096)), 1536
     ),
+    "latent": _model("latent", 8, Block(mixer=LATENT, feed=FeedForward(ffn=4096)), 1024),
+    "one-mtp": _model(
+        "one-mtp",
+        8,
+        Block(mixer=Attention(heads=16, kv_heads=16, head_dim=64), feed=FeedForward(ffn=4096)),
+        1024,
+        mtp=1,
+    ),
+    "two-heads": ModelSpec(
+        name="two-heads",
+        family="test",
+        hidden=1024,
+        vocab=32000,
+        max_position=8192,
+        runs=tuple(
+            BlockRun(4, Block(mixer=Attention(heads=16, kv_heads=16, head_dim=width), feed=FeedForward(ffn=4096)))
+            for width in (64, 128)
+        ),
+    ),
     "odd-hidden": _model(
         "odd-hidden", 8, Block(mixer=Attention(heads=16, kv_heads=16, head_dim=64), feed=FeedForward(ffn=4096)), 1030
     ),

@@ -5,7 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fivefold.errors import FivefoldError
-from fivefold.layout import Layout, Recompute, Workload, blocks_per_stage, resolve, split_policy, stage_ranges
+from fivefold.layout import (
+    CHUNKS,
+    SCHEDULES,
+    SPLIT_BACKWARD,
+    V_SHAPED,
+    Layout,
+    Recompute,
+    Workload,
+    blocks_per_stage,
+    resolve,
+    split_policy,
+    stage_ranges,
+)
+from fivefold.schedule import SCHEDULES as ALL_SCHEDULES
+from fivefold.schedule import Placement, legal, placement
 
 WORK = Workload(seq_len=8192, global_batch=512)
 
@@ -52,6 +66,28 @@ def test_even_split_is_megatrons(layers: int, pp: int, vpp: int, first: int, las
         for chunk in range(vpp):
             offset, count = megatron_offset(layers, pp, vpp, first, last, rank, chunk)
             assert ranges[rank][chunk] == (offset, offset + count)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (4, 2), (4, 1), (3, 2)])
+def test_stages_lie_where_the_schedule_places_them(schedule: str, pp: int, vpp: int) -> None:
+    """layout knows no schedules, so that it has its own word for the V: the same stages as the schedules' placement."""
+    where = placement(schedule)
+    counts = blocks_per_stage(13, pp, vpp)
+    for rank, chunks in enumerate(stage_ranges(13, pp, vpp, schedule=schedule)):
+        for chunk, (first, last) in enumerate(chunks):
+            stage = where.stage(rank, chunk, pp)
+            assert (first, last) == (sum(counts[:stage]), sum(counts[: stage + 1]))
+
+
+def test_closed_sets_are_the_schedules() -> None:
+    assert set(SCHEDULES) == set(ALL_SCHEDULES)
+    for name, schedule in ALL_SCHEDULES.items():
+        assert (name in V_SHAPED) == (schedule.placement is Placement.V)
+        assert (name in SPLIT_BACKWARD) == schedule.splits_backward
+        fewest, most = CHUNKS[name]  # type: ignore[index]
+        legal_chunks = [v for v in (1, 2, 3) if legal(name, 4, 8, v)]
+        assert set(legal_chunks) - {1} == {v for v in (2, 3) if fewest <= v <= (most or v)}
 
 
 def test_embedding_and_head_as_blocks() -> None:

@@ -56,8 +56,8 @@ def test_memory_is_binary_only_where_it_says_so():
 
 
 def test_other_columns_are_counted_as_unused(tmp_path):
-    table = read_runs(_write(tmp_path, "id,notes,tp\nx-1,hello,2\n\nx-2,,\n"))
-    assert table.unused_columns == ("notes",)
+    table = read_runs(_write(tmp_path, "id,remarks,tp\nx-1,hello,2\n\nx-2,,\n"))
+    assert table.unused_columns == ("remarks",)
     assert [(run.id, run.tp) for run in table.runs] == [("x-1", 2), ("x-2", None)]
 
 

@@ -89,16 +89,43 @@ def test_memory_kinds_pick_their_numbers():
     assert validate([last]).rows[0].predicted_bytes < peak  # the last pipeline rank holds fewer micro-batches
 
 
-def test_a_layout_that_breaks_a_rule_is_skipped():
-    odd = msgspec.structs.replace(RUNS["simumax-0001"], layers=13)
+def test_a_batch_that_its_layout_cannot_run_is_skipped():
+    odd = msgspec.structs.replace(RUNS["simumax-0001"], gbs=13, mbs=2)
     report = validate([odd])
     assert report.rows_used == 0
-    assert "rule megatron-layers-pp" in report.skipped[0].reason
+    assert "multiple" in report.skipped[0].reason
 
 
-def test_a_row_without_a_measurement_is_skipped():
-    blank = msgspec.structs.replace(RUNS["simumax-0001"], step_time_s=None, d_step_time_s=None, peak_mem_gb=None)
-    assert "neither" in validate([blank]).skipped[0].reason
+def test_a_row_without_a_measurement_is_predicted_alike():
+    run = RUNS["simumax-0001"]
+    blank = msgspec.structs.replace(run, step_time_s=None, d_step_time_s=None, peak_mem_gb=None)
+    with_it, without = validate([run]).rows[0], validate([blank]).rows[0]
+    assert (with_it.predicted_s, with_it.predicted_bytes) == (without.predicted_s, without.predicted_bytes)
+    assert (without.measured_s, without.error, without.memory_error) == (None, None, None)
+
+
+_PERFORMANCE = (
+    "step_time_s", "d_step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "peak_mem_gb", "max_allocated_mib",
+    "max_reserved_mib",
+)  # fmt: skip
+
+
+def test_what_is_not_stated_is_chosen_without_looking_at_the_performance():
+    """Every open choice there is, with the performance columns of the rows shuffled between them."""
+    runs = [
+        msgspec.structs.replace(RUNS[name], recompute_kind="unknown", mbs=None, vocab=None, precision_kind=None)
+        for name in ("simumax-0001", "nanotron-0001", "llmfoundry-0096", "nanotron-0017", "llmfoundry-0150")
+    ]
+    shuffled = [
+        msgspec.structs.replace(run, **{name: getattr(other, name) for name in _PERFORMANCE})
+        for run, other in zip(runs, [*runs[2:], *runs[:2]], strict=True)
+    ]
+    plain, moved = validate(runs).rows, validate(shuffled).rows
+    assert len(plain) == len(runs)
+    for a, b in zip(plain, moved, strict=True):
+        assert (a.predicted_s, a.low_s, a.high_s) == (b.predicted_s, b.low_s, b.high_s)
+        assert (a.predicted_bytes, a.assumed) == (b.predicted_bytes, b.assumed)
+        assert a.measured_s != b.measured_s
 
 
 def test_memory_alone_is_enough():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from fivefold import __version__
 from fivefold.errors import FivefoldError
 from fivefold.runtime import PROFILES, Profile, load_runtime, runtimes
 
@@ -19,7 +21,11 @@ _NOT_FACTS = {
     "optimizers",
     "precisions",
     "zero_stages",
+    "device",
+    "device_tensors",  # each with its own source
 }
+# What a framework does where its profile says nothing else.
+_DEFAULTS = {f.name: f.default for f in msgspec.structs.fields(Profile) if f.default is not msgspec.NODEFAULT}
 # Behaviours of the framework itself, which its name already gives the source of.
 _BEHAVIOURS = {
     "cached_wgrad_buffers",
@@ -38,7 +44,8 @@ _BEHAVIOURS = {
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
 def test_every_number_has_a_source(profile: Profile) -> None:
-    unsourced = set(Profile.__struct_fields__) - _NOT_FACTS - _BEHAVIOURS - set(profile.sources)
+    usual = {name for name, value in _DEFAULTS.items() if getattr(profile, name) == value}
+    unsourced = set(Profile.__struct_fields__) - usual - _NOT_FACTS - _BEHAVIOURS - set(profile.sources)
     assert not unsourced
 
 
@@ -59,7 +66,9 @@ def test_names_are_unique() -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("name", ["megatron@0.12", "megatron@0.14.1", "megatron@0.17", "torchtitan@0.2"])
+@pytest.mark.parametrize(
+    "name", ["megatron@0.12", "megatron@0.14.1", "megatron@0.17", "torchtitan@0.2", f"fivefold@{__version__}"]
+)
 def test_versions_inside_the_range(name: str) -> None:
     assert load_runtime(name).name == name.partition("@")[0]
 
@@ -70,6 +79,20 @@ def test_other_versions_are_refused_with_the_range(name: str) -> None:
         load_runtime(name)
     assert refused.value.option == "--runtime"
     assert load_runtime(name.partition("@")[0]).versions in refused.value.message
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_runtime_can_be_asked_for_on_a_device(device: str) -> None:
+    for name in (f"fivefold@{device}", f"fivefold@{__version__}@{device}", f"Fivefold@{device.upper()}@{__version__}"):
+        assert load_runtime(name).device == device
+    assert load_runtime("fivefold").device == "cuda"
+
+
+@pytest.mark.parametrize("name", ["fivefold@tpu", "fivefold@cpu@cuda", "fivefold@cpu@99", "megatron@cpu"])
+def test_other_devices_are_refused(name: str) -> None:
+    with pytest.raises(FivefoldError) as refused:
+        load_runtime(name)
+    assert refused.value.option == "--runtime"
 
 
 def test_unknown_names_get_a_suggestion() -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fivefold.cluster.spec import Gpu
 
 Kind = Literal["fwd", "dgrad", "wgrad"]
-Precision = Literal["bf16", "fp16", "fp8", "fp32"]
+Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
 Operation = Literal["gemm", "grouped", "attention", "streaming"]
 Floats = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Table = Annotated[tuple[Fraction, ...], msgspec.Meta(min_length=1, max_length=64)]
 
 # Bytes of one operand element.
-_OPERAND_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "fp32": 4}
+_OPERAND_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "mxfp8": 1.03, "nvfp4": 0.56, "fp32": 4}
 # Bytes moved per output element: activations and their gradients are written in bf16, weight gradients are
 # accumulated into an fp32 buffer, which is read and written.
 _OUTPUT_BYTES = {"fwd": 2, "dgrad": 2, "wgrad": 8}
@@ -231,6 +231,22 @@ def grouped_gemm_seconds(
     ``group_launch_s``. With one group it is exactly `gemm_seconds`. Sizes and errors as there.
     """
     return _product_seconds(curve, gpu, groups, m, n, k, precision, kind, output_bytes)
+
+
+def batched_gemm_seconds(
+    curve: Curve,
+    gpu: Gpu,
+    batch: ArrayLike,
+    m: ArrayLike,
+    n: ArrayLike,
+    k: ArrayLike,
+    precision: Precision = "bf16",
+    kind: Kind = "fwd",
+) -> Floats:
+    """Seconds of `batch` equal products in one kernel, as attention without a flash kernel makes them: their tiles
+    share the waves, and nothing is paid per product. Sizes and errors as in `gemm_seconds`."""
+    one_launch = msgspec.structs.replace(curve, group_launch_s=0.0)
+    return _product_seconds(one_launch, gpu, batch, m, n, k, precision, kind, None)
 
 
 def _floats(values: ArrayLike) -> Floats:

@@ -25,8 +25,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     memory_bytes: what the driver reports as the device's total, before any context or framework reserve.
     memory_bandwidth_per_s: bytes per second, datasheet.
-    peak_flops_per_s: dense (no structured sparsity) matrix peak by precision, keys among bf16, fp16, fp8 and fp32
-        (fp32: the non-tensor peak); a precision that the GPU does not have is absent.
+    peak_flops_per_s: dense (no structured sparsity) matrix peak by precision, keys among bf16, fp16, fp8, mxfp8, nvfp4
+        and fp32 (fp32: the non-tensor peak); a precision that the GPU does not have is absent.
     sms: streaming multiprocessors (compute units on AMD).
     curve: whose compute curve (fivefold.cluster.compute) it follows, None: the one of its own name.
     sources: where each number comes from, by field name.
@@ -35,7 +35,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     name: Name
     memory_bytes: Annotated[int, msgspec.Meta(ge=1 << 20, le=1 << 50)]
     memory_bandwidth_per_s: Positive
-    peak_flops_per_s: dict[Literal["bf16", "fp16", "fp8", "fp32"], Positive]
+    peak_flops_per_s: dict[Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"], Positive]
     sms: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
     curve: Name | None = None
     sources: dict[Name, Text] = {}

@@ -18,10 +18,13 @@ from fivefold.layout.batch import (
 from fivefold.layout.columns import COLUMN_NAMES, Columns
 from fivefold.layout.grids import AXES, DENSE_GRID, EXPERT_GRID, Group, group, group_members, rank_coordinates
 from fivefold.layout.layout import (
+    CHUNKS,
     CP_KINDS,
     RECOMPUTE_KINDS,
     RECOMPUTE_MODULES,
     SCHEDULES,
+    SPLIT_BACKWARD,
+    V_SHAPED,
     Layout,
     Overlap,
     Recompute,
@@ -33,6 +36,7 @@ from fivefold.layout.workload import Workload
 
 __all__ = [
     "AXES",
+    "CHUNKS",
     "COLUMN_NAMES",
     "CP_KINDS",
     "DENSE_GRID",
@@ -41,6 +45,8 @@ __all__ = [
     "RECOMPUTE_MODULES",
     "RULES",
     "SCHEDULES",
+    "SPLIT_BACKWARD",
+    "V_SHAPED",
     "BatchPlan",
     "Columns",
     "Context",

@@ -133,7 +133,7 @@ class Columns:
             "sp": tp > 1 if sp is None else _bool(sp),
             "micro_batch": mbs,
             "num_micro_batches": work.global_batch // np.maximum(mbs * dp, 1),
-            "schedule": np.where(vpp > 1, 2, 1) if schedule is None else _int(schedule),
+            "schedule": default_schedule(vpp) if schedule is None else _int(schedule),
             "recompute_kind": kind,
             "recompute_layers": _int(recompute_layers),
             "recompute_modules": np.where((kind == _SELECTIVE) & (modules == 0), CORE_ATTENTION_MASK, modules),
@@ -207,6 +207,14 @@ class Columns:
         if not parts:
             raise FivefoldError("Columns.concat needs at least one part.")
         return Columns(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMN_NAMES})
+
+
+_1F1B, _INTERLEAVED = SCHEDULES.index("1f1b"), SCHEDULES.index("interleaved")
+
+
+def default_schedule(vpp: Ints) -> Ints:
+    """Codes of the schedules that go without saying: interleaved where there are several chunks, else 1F1B."""
+    return np.where(vpp > 1, _INTERLEAVED, _1F1B)
 
 
 COLUMN_NAMES: tuple[str, ...] = tuple(field.name for field in fields(Columns))

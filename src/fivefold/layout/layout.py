@@ -12,15 +12,29 @@ from typing import Any, Literal
 import msgspec
 
 CpKind = Literal["p2p", "a2a"]
-ScheduleKind = Literal["afab", "1f1b", "interleaved"]
+ScheduleKind = Literal["afab", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"]
 RecomputeKind = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "mlp", "moe", "layernorm", "moe_act", "mla_up_proj"]
 
 # The same words in the order of their codes in Columns: code i is the i-th word, a module is bit i of a mask.
 CP_KINDS: tuple[CpKind, ...] = ("p2p", "a2a")
-SCHEDULES: tuple[ScheduleKind, ...] = ("afab", "1f1b", "interleaved")
+SCHEDULES: tuple[ScheduleKind, ...] = ("afab", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev")
 RECOMPUTE_KINDS: tuple[RecomputeKind, ...] = ("none", "selective", "full")
 RECOMPUTE_MODULES: tuple[RecomputeModule, ...] = ("core_attn", "mlp", "moe", "layernorm", "moe_act", "mla_up_proj")
+
+# Of each schedule, the chunks per pipeline rank that it runs: fewest and most (None: as many as there are blocks).
+CHUNKS: dict[ScheduleKind, tuple[int, int | None]] = {
+    "afab": (1, 1),
+    "1f1b": (1, 1),
+    "interleaved": (2, None),
+    "zb-h1": (1, 1),
+    "zbv": (2, 2),
+    "dualpipev": (2, 2),
+}
+# Schedules whose second chunks lie on the ranks in reverse order, so that the first rank holds first and last stage.
+V_SHAPED: frozenset[str] = frozenset({"zbv", "dualpipev"})
+# Schedules that compute the gradients of weights apart from those of inputs.
+SPLIT_BACKWARD: frozenset[str] = frozenset({"zb-h1", "zbv", "dualpipev"})
 
 
 class Recompute(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +69,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     cp_kind: "p2p" is ring attention (balanced zigzag), "a2a" is Ulysses.
     dp_replicate: HSDP: sharded inside dp_shard = dp·cp / dp_replicate ranks, replicated dp_replicate times.
     sequence_parallel: None means on exactly when tp > 1.
-    schedule: None means "interleaved" when vpp > 1, else "1f1b".
+    schedule: None means "interleaved" when vpp > 1, else "1f1b". CHUNKS says which schedule runs which vpp.
     first_stage_layers, last_stage_layers: blocks on the first and last pipeline stage, None for even stages.
     account_for_embedding, account_for_loss: in an even split the embedding, the head count as one block each, so that
         the first, the last virtual stage has one block less (Megatron's ...-in-pipeline-split).

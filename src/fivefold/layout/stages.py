@@ -1,6 +1,7 @@
 """Which blocks each pipeline stage holds, and every default of a layout written out.
 
-Virtual stage = chunk · pp + rank: with interleaving, a rank holds every pp-th of the pp · vpp stages.
+Virtual stage = chunk · pp + rank: with interleaving, a rank holds every pp-th of the pp · vpp stages. In a V (zbv,
+dualpipev) the odd chunks lie the other way round: with two chunks rank r holds stages r and 2 · pp - 1 - r.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Literal
 
 from fivefold.errors import FivefoldError
 from fivefold.layout.columns import Columns
-from fivefold.layout.layout import Layout, ResolvedLayout
+from fivefold.layout.layout import SCHEDULES, V_SHAPED, Layout, ResolvedLayout
 from fivefold.layout.workload import Workload
 from fivefold.model.spec import ModelSpec
 from fivefold.runtime import load_runtime
@@ -24,6 +25,11 @@ MAX_CHUNKS = 1024  # chunks per rank: beyond any model's depth, so a mistyped nu
 # How a runtime splits blocks when nobody says otherwise.
 SPLIT_POLICY: dict[str, Policy] = {
     "megatron": "even",  # Megatron-Core transformer_config: equal stages beside an asked-for first and last count
+    "fivefold": "even",  # fivefold.train.build takes the resolved layout's stages
+    "megatron-fsdp": "even",
+    "nanotron": "even",  # unless first and last counts say how its own balancing lies
+    "deepspeed": "even",  # Megatron-DeepSpeed: uniform partitions of the transformer blocks
+    "deepspeed-zero": "even",
     "torchtitan": "weighted",  # torchtitan distributed/pipeline_parallel: embedding and head weigh one block each
 }
 
@@ -102,6 +108,15 @@ def _without_negatives(counts: list[int]) -> list[int]:
     return counts
 
 
+def homes(pp: int, vpp: int, schedule: str = "1f1b") -> tuple[tuple[int, ...], ...]:
+    """The virtual stage of each chunk of each pipeline rank, as [rank][chunk]."""
+    turned = schedule in V_SHAPED
+    return tuple(
+        tuple(chunk * pp + (pp - 1 - rank if turned and chunk % 2 else rank) for chunk in range(vpp))
+        for rank in range(pp)
+    )
+
+
 @lru_cache(maxsize=4096)
 def stage_ranges(
     layers: int,
@@ -112,11 +127,13 @@ def stage_ranges(
     policy: Policy = "even",
     account_for_embedding: bool = False,
     account_for_loss: bool = False,
+    schedule: str = "1f1b",
 ) -> StageRanges:
-    """Block ranges [first, last) as [pipeline rank][chunk]; arguments as for blocks_per_stage."""
+    """Block ranges [first, last) as [pipeline rank][chunk]; arguments as for blocks_per_stage, and the schedule, which
+    says where the stages lie."""
     counts = blocks_per_stage(layers, pp, vpp, first, last, policy, account_for_embedding, account_for_loss)
     bounds = list(pairwise(accumulate(counts, initial=0)))
-    return tuple(tuple(bounds[chunk * pp + rank] for chunk in range(vpp)) for rank in range(pp))
+    return tuple(tuple(bounds[stage] for stage in chunks) for chunks in homes(pp, vpp, schedule))
 
 
 def row_stages(columns: Columns, i: int, layers: int, runtime: str = "megatron") -> StageRanges:
@@ -130,6 +147,7 @@ def row_stages(columns: Columns, i: int, layers: int, runtime: str = "megatron")
         split_policy(runtime),
         bool(columns.account_for_embedding[i]),
         bool(columns.account_for_loss[i]),
+        SCHEDULES[int(columns.schedule[i])],
     )
 
 

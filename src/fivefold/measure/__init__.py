@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from fivefold.measure.convert import Case, Unconvertible, convert
 from fivefold.measure.runs import Run, RunTable, read_runs, shipped_runs
-from fivefold.measure.validate import Errors, Row, Skipped, SourceErrors, Validation, validate
+from fivefold.measure.validate import Errors, Row, Skipped, SourceErrors, Validation, errors, validate
 
 __all__ = [
     "Case",
@@ -18,6 +18,7 @@ __all__ = [
     "Unconvertible",
     "Validation",
     "convert",
+    "errors",
     "read_runs",
     "shipped_runs",
     "validate",

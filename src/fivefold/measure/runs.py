@@ -36,6 +36,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     precision_kind, recompute_kind, mem_kind: closed vocabularies; precision, recompute, attention, overlap: as
         published.
     step_time_s: published seconds of one optimizer step; d_step_time_s: the same derived from published throughput.
+    tflops_per_gpu, flops_convention: published TFLOP/s and how the source counts them. notes: read for what is trained
+        (adapters alone) and for what the columns cannot say.
     peak_mem_gb: GiB where mem_kind is "allocated" or peak_mem_kind says GiB, 1e9 bytes elsewhere.
     max_allocated_mib, max_reserved_mib: per rank, "a/b/c".
     """
@@ -86,6 +88,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     step_time_s: float | None = None
     d_step_time_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
+    tflops_per_gpu: float | None = None
+    flops_convention: str | None = None
+    notes: str | None = None
     peak_mem_gb: float | None = None
     peak_mem_kind: str | None = None
     mem_kind: str | None = None
@@ -104,9 +109,29 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             return self.step_time_s
         if self.d_step_time_s is not None:
             return self.d_step_time_s
-        if not (self.tokens_per_s_per_gpu and self.gbs and self.seq and self.gpus):
+        if not (self.gbs and self.seq and self.gpus):
             return None
-        return self.gbs * self.seq / (self.tokens_per_s_per_gpu * self.gpus)
+        if self.tokens_per_s_per_gpu:
+            return self.gbs * self.seq / (self.tokens_per_s_per_gpu * self.gpus)
+        flops = self.counted_flops
+        return flops / (self.tflops_per_gpu * 1e12 * self.gpus) if flops and self.tflops_per_gpu else None
+
+    @property
+    def counted_flops(self) -> float | None:
+        """FLOPs of one step as the source counts them, None for conventions that are not known exactly.
+
+        Narayanan et al. 2021, appendix: 24 B s l h^2 (1 + s/6h + V/16lh) forward, attention not halved, four times that
+        with full recomputation, as hardware FLOPs, and three times as model FLOPs.
+        """
+        words = (self.flops_convention or "").lower()
+        passes = (
+            4 if words.startswith("hardware flops 96bslh^2") else 3 if "megatron-lm formula non-causal" in words else 0
+        )
+        if not (passes and self.layers and self.hidden and self.vocab and self.seq and self.gbs):
+            return None
+        layers, hidden, seq = self.layers, self.hidden, self.seq
+        rest = 1 + seq / (6 * hidden) + self.vocab / (16 * layers * hidden)
+        return passes * 24 * self.gbs * seq * layers * hidden**2 * rest
 
     @property
     def measured_bytes(self) -> int | None:
@@ -272,7 +297,7 @@ def _error(where: str, problem: str, remedy: str, legal: Iterable[Any] | None = 
     return FivefoldError(
         f"Measured runs, {where}: {problem}. To go on, {remedy}.",
         code="bad-measured-runs",
-        option="--data",
+        option="--runs",
         value=where,
         legal=None if legal is None else list(legal),
     )

@@ -6,6 +6,7 @@ the reason; a row that lacks a fact is used with the fact assumed and named.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,12 +14,16 @@ import msgspec
 import numpy as np
 
 from fivefold.errors import FivefoldError
-from fivefold.estimate.estimate import estimate
-from fivefold.estimate.result import Estimate, Memory, envelope
+from fivefold.estimate.result import envelope
 from fivefold.measure.convert import Case, Unconvertible, convert
+from fivefold.measure.predict import Predicted, choose, predict_all
 from fivefold.measure.runs import Run, RunTable, shipped_runs
 
 _FEWEST_FOR_RANKS = 3
+# Assumptions that move a predicted step time by more than some percent when they are wrong.
+_MOVE_TIME = frozenset(
+    ("recompute", "micro_batch", "precision", "runtime", "attention", "attention_kernel", "vpp", "zero", "gpu", "vocab")
+)
 
 
 class Errors(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +38,8 @@ class Errors(msgspec.Struct, frozen=True, kw_only=True):
 class SourceErrors(msgspec.Struct, frozen=True, kw_only=True):
     """Errors of one source's rows on one GPU under one runtime.
 
+    time_stated, time_assumed: of rows that state all that moves their time, and of those where some of it is assumed.
+    tuned: how the numbers were come by, of most rows: "vendor's recipe", "winner of a sweep", "" if plainly measured.
     spearman: rank correlation of predicted and measured GPU seconds per token; None below three timed rows.
     coverage80: share of timed rows whose measured time lies inside the predicted 80% interval.
     layout_spread: standard deviation of ln(predicted / measured) around the mean of the same model; what is left to
@@ -44,15 +51,19 @@ class SourceErrors(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str
     n: int
     time: Errors
+    time_stated: Errors
+    time_assumed: Errors
     memory: Errors
     spearman: float | None
     coverage80: float | None
     layout_spread: float | None
+    tuned: str
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One run: predicted beside measured. error and memory_error: (predicted - measured) / measured.
 
+    stated: whether the source states all that moves its time. tuned: as in Case.
     memory_kind: what was measured. "allocated" and "unknown" are compared with peak_bytes, "reserved" (PyTorch's
     max_memory_reserved) with what the estimate reserves inside the allocator, "nvidia-smi" with reserved_bytes.
     """
@@ -69,6 +80,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     memory_error: float | None
     assumed: tuple[str, ...]
     recompute_stated: bool
+    stated: bool
+    tuned: str
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,14 +122,19 @@ def validate(
         runs = shipped_runs()
     table = runs if isinstance(runs, RunTable) else RunTable(runs=tuple(runs), where="given")
     rows = _of_sources(table.runs, sources)
-    used: list[tuple[Case, Row]] = []
+    cases: list[Case] = []
     skipped: list[Skipped] = []
     for run in rows:
         try:
-            case = convert(run, runtime)
-            used.append((case, _row(case, _predict(case))))
+            cases.append(choose(convert(run, runtime)))
         except Unconvertible as reason:
             skipped.append(Skipped(id=run.id, reason=str(reason)))
+    used: list[tuple[Case, Row]] = []
+    for case, found in zip(cases, predict_all(cases), strict=True):
+        if isinstance(found, Unconvertible):
+            skipped.append(Skipped(id=case.run.id, reason=str(found)))
+        else:
+            used.append((case, _row(case, found)))
     return Validation(
         rows_total=len(rows),
         rows_used=len(used),
@@ -148,51 +166,37 @@ def _of_sources(rows: tuple[Run, ...], sources: Sequence[str] | None) -> tuple[R
     return tuple(run for run in rows if run.group in sources)
 
 
-def _predict(case: Case) -> Estimate:
-    run = case.run
-    if run.measured_s is None and run.measured_bytes is None:
-        raise Unconvertible("neither a step time nor a peak memory is stated")
-    try:
-        found = estimate(case.model, case.cluster, case.work, case.layout, runtime=case.runtime)
-    except FivefoldError as error:
-        raise Unconvertible(error.message) from error
-    if not found.valid:
-        broken = found.violations[0]
-        raise Unconvertible(f"rule {broken.id}: {broken.message}")
-    return found
-
-
-def _row(case: Case, found: Estimate) -> Row:
-    run = case.run
-    if found.step is None or found.memory is None:  # only of a layout that breaks a rule, which _predict refuses
-        raise Unconvertible("the layout is not priced")
-    predicted_bytes = _comparable_bytes(run, found.memory)
-    seconds = found.step.seconds
+def _row(case: Case, found: Predicted) -> Row:
+    run, seconds = case.run, found.seconds
+    predicted_bytes = _comparable_bytes(run, found)
+    measured_s, measured_bytes = run.measured_s, run.measured_bytes
     return Row(
         id=run.id,
         predicted_s=seconds.value,
         low_s=seconds.low,
         high_s=seconds.high,
-        measured_s=run.measured_s,
-        error=None if run.measured_s is None else seconds.value / run.measured_s - 1,
+        measured_s=measured_s,
+        error=None if measured_s is None else seconds.value / measured_s - 1,
         predicted_bytes=predicted_bytes,
-        measured_bytes=run.measured_bytes,
-        memory_kind=None if run.measured_bytes is None else run.mem_kind or "unknown",
-        memory_error=None if run.measured_bytes is None else predicted_bytes / run.measured_bytes - 1,
+        measured_bytes=measured_bytes,
+        memory_kind=None if measured_bytes is None else run.mem_kind or "unknown",
+        memory_error=None if measured_bytes is None else predicted_bytes / measured_bytes - 1,
         assumed=case.assumed,
         recompute_stated="recompute" not in case.assumed,
+        stated=not _MOVE_TIME.intersection(case.assumed),
+        tuned=case.tuned,
     )
 
 
-def _comparable_bytes(run: Run, memory: Memory) -> int:
+def _comparable_bytes(run: Run, found: Predicted) -> int:
     """The predicted number of the kind that was measured."""
     if run.mem_kind == "reserved":
-        return memory.reserved_bytes - sum(memory.outside_allocator.values())
+        return found.reserved_bytes - found.outside_bytes
     if run.mem_kind == "nvidia-smi":
-        return memory.reserved_bytes
-    if "last rank" in (run.peak_mem_kind or ""):
-        return memory.stages[-1].peak_bytes
-    return memory.peak_bytes
+        return found.reserved_bytes
+    if "(la" in (run.peak_mem_kind or "") or "last rank" in (run.peak_mem_kind or ""):
+        return found.last_rank_bytes
+    return found.peak_bytes
 
 
 # ---------------------------------------------------------------- statistics
@@ -218,10 +222,13 @@ def _source_errors(source: str, gpu: str, runtime: str, members: list[tuple[Case
         runtime=runtime,
         n=len(members),
         time=errors([row.error for _, row in members]),
+        time_stated=errors([row.error for _, row in members if row.stated]),
+        time_assumed=errors([row.error for _, row in members if not row.stated]),
         memory=errors([row.memory_error for _, row in members]),
         spearman=spearman(predicted / per_token, measured / per_token) if timed else None,
         coverage80=float(np.mean(inside)) if timed else None,
         layout_spread=within_spread(np.log(predicted / measured), models) if timed else None,
+        tuned=Counter(row.tuned for _, row in members).most_common(1)[0][0],
     )
 
 

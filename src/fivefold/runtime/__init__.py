@@ -3,14 +3,49 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from typing import NamedTuple
 
 from fivefold.errors import FivefoldError
+from fivefold.runtime.deepspeed import PROFILE as DEEPSPEED
+from fivefold.runtime.deepspeed import SHARDED as DEEPSPEED_ZERO
+from fivefold.runtime.fivefold import BY_DEVICE as FIVEFOLD_BY_DEVICE
+from fivefold.runtime.fivefold import PROFILE as FIVEFOLD
 from fivefold.runtime.megatron import PROFILE as MEGATRON
+from fivefold.runtime.megatron_fsdp import PROFILE as MEGATRON_FSDP
+from fivefold.runtime.nanotron import PROFILE as NANOTRON
 from fivefold.runtime.profile import Profile
 from fivefold.runtime.torchtitan import PROFILE as TORCHTITAN
 
-PROFILES: tuple[Profile, ...] = (MEGATRON, TORCHTITAN)
+PROFILES: tuple[Profile, ...] = (MEGATRON, TORCHTITAN, FIVEFOLD, MEGATRON_FSDP, NANOTRON, DEEPSPEED, DEEPSPEED_ZERO)
 _BY_NAME = {name: profile for profile in PROFILES for name in (profile.name, *profile.aliases)}
+# Of runtimes that keep different things on different devices, the profile of each; the first is the usual one.
+_BY_DEVICE: dict[str, dict[str, Profile]] = {FIVEFOLD.name: FIVEFOLD_BY_DEVICE}
+
+
+class Asked(NamedTuple):
+    """A runtime as it was asked for: NAME, NAME@VERSION, NAME@DEVICE or NAME@VERSION@DEVICE; None where not said."""
+
+    name: str
+    version: str | None = None
+    device: str | None = None
+
+
+def parse_runtime(text: str) -> Asked:
+    """The parts of a runtime's name, in lower case. Raises FivefoldError where it has more than it may."""
+    name, *parts = text.lower().split("@")
+    devices = _BY_DEVICE.get(_BY_NAME[name].name, {}) if name in _BY_NAME else {}
+    versions = [part for part in parts if part not in devices]
+    named = [part for part in parts if part in devices]
+    if len(versions) > 1 or len(named) > 1:
+        raise FivefoldError(
+            f"'{text[:60]}' names more than one version or device. Write {name}, {name}@VERSION"
+            + (f" or {name}@{next(iter(devices))}." if devices else "."),
+            code="unknown-runtime-version",
+            option="--runtime",
+            value=text[:60],
+            legal=[name, *(f"{name}@{device}" for device in devices)],
+        )
+    return Asked(name, versions[0] if versions else None, named[0] if named else None)
 
 
 def runtimes() -> tuple[str, ...]:
@@ -19,32 +54,34 @@ def runtimes() -> tuple[str, ...]:
 
 
 def load_runtime(name: str) -> Profile:
-    """The profile of `name` or of one of its aliases.
+    """The profile of `name` or of one of its aliases, on the device that is asked for.
 
     Raises FivefoldError for an unknown name, and for a version (`name@version`) that no profile covers.
     """
-    base, at, version = name.partition("@")
-    profile = _BY_NAME.get(base.lower())
+    asked = parse_runtime(name)
+    profile = _BY_NAME.get(asked.name)
     if profile is None:
-        near = get_close_matches(base.lower(), _BY_NAME, n=1)
+        near = get_close_matches(asked.name, _BY_NAME, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise FivefoldError(
-            f"Unknown runtime '{base}'. Legal: {', '.join(sorted(_BY_NAME))}.{hint}",
+            f"Unknown runtime '{name.partition('@')[0]}'. Legal: {', '.join(sorted(_BY_NAME))}.{hint}",
             code="unknown-runtime",
             option="--runtime",
             value=name,
             legal=sorted(_BY_NAME),
         )
-    if at and not _covers(profile, version):
+    devices = _BY_DEVICE.get(profile.name, {})
+    if asked.version is not None and not _covers(profile, asked.version):
+        names = f" It can be followed by a device instead: {', '.join(devices)}." if devices else ""
         raise FivefoldError(
-            f"The {profile.name} profile describes versions {profile.versions}; '{version}' is not modelled. "
-            f"Leave out the version to plan for {profile.versions}.",
+            f"The {profile.name} profile describes versions {profile.versions}; '{asked.version}' is not modelled. "
+            f"Leave out the version to plan for {profile.versions}.{names}",
             code="unknown-runtime-version",
             option="--runtime",
             value=name,
-            legal=[profile.versions],
+            legal=[profile.versions, *devices],
         )
-    return profile
+    return devices[asked.device] if asked.device is not None else profile
 
 
 def _covers(profile: Profile, version: str) -> bool:
@@ -55,4 +92,14 @@ def _covers(profile: Profile, version: str) -> bool:
     return profile.oldest <= asked <= profile.newest
 
 
-__all__ = ["MEGATRON", "PROFILES", "TORCHTITAN", "Profile", "load_runtime", "runtimes"]
+__all__ = [
+    "FIVEFOLD",
+    "MEGATRON",
+    "PROFILES",
+    "TORCHTITAN",
+    "Asked",
+    "Profile",
+    "load_runtime",
+    "parse_runtime",
+    "runtimes",
+]

@@ -10,23 +10,43 @@ from typing import Literal
 
 import msgspec
 
-Sharding = Literal["distributed_optimizer", "fully_sharded"]
+Sharding = Literal["distributed_optimizer", "fully_sharded", "buckets"]
+
+
+class DeviceTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """A saved tensor that is another one on this device than on a CPU. bytes: of the `field` of the profile that says
+    so; cpu: what it is there."""
+
+    name: str
+    field: str
+    cpu: str
+    here: str
+    source: str
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """One framework and version range.
 
-    versions: the range in words; oldest, newest: its first and last (major, minor).
+    versions: the range in words; oldest, newest: its first and last (major, minor). device: which one it describes,
+    where
+        a runtime has several.
 
     sharding: "distributed_optimizer" keeps whole low-precision weights and a whole gradient buffer on every
         rank and shards master weights and optimizer states (ZeRO-1); "fully_sharded" keeps fp32 shards of
-        parameters, gradients and states and gathers one block at a time (FSDP2).
+        parameters, gradients and states and gathers one block at a time (FSDP2); "buckets" is fivefold's: flat buckets
+        of parameters under ZeRO-0 to 2, one gathered unit per block under ZeRO-3.
     weight_bytes: resident bytes of one low-precision parameter; 0 where only fp32 shards are resident.
+    schedules: pipeline schedules that it runs.
+    device_tensors: where what is saved differs from the same runtime's on a CPU.
     attention_kernels: flash-attention kernels in order of preference, as named in the GPU's compute curve; where it has
         none of them its usual one runs.
     vocab_multiple: the vocabulary is padded to a multiple of this times tp; 1 means to a multiple of tp alone.
     norms_fused_into_linears: the norm before a dense projection is part of that linear layer.
     fp8_saves_inputs: under fp8 the quantised input of a linear is kept for backward instead of the input itself.
+    layernorm_statistic_bytes: of the mean and of the inverse deviation that a layer norm saves per row; 0: as wide as
+    its
+        input.
+    attention_state_bytes: what flash attention saves once per call beside its log-sum-exp.
     fused_glu: the gate's activation and product are one kernel that saves only its two inputs.
     cached_wgrad_buffers: the runtime keeps one low-precision placeholder per distinct weight shape as the
         gradient that it hands to autograd while the true one is accumulated in fp32 elsewhere.
@@ -38,6 +58,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     nccl_bytes_per_group: buffers of one communicator, outside the allocator.
     fragmentation: reserved over allocated, minus 1.
     grad_buckets: parameters per gradient bucket (elements); the last bucket of a step cannot overlap.
+    grad_bucket_growth: a bucket has no fewer parameters than this times dp.
     prefetch_blocks: blocks whose parameters are gathered ahead of use (fully_sharded).
     pipeline_exchange_blocks: non-interleaved pipeline transfers stall the sender until received.
     tp_beside_dgrad_hidden, tp_beside_wgrad_hidden: share that is hidden of the TP collectives which linear layers start
@@ -47,9 +68,18 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     tp_overlap_hidden: share of TP communication hidden where TP overlap is on.
     checkpoint_stops_early: recomputation of a whole block ends at the last tensor that backward needs, so that the
         block's last projection is not run again.
+    selective_by_operation: selective recomputation that names no module keeps every second product of a block instead
+        of leaving out the attention core.
     ep_overlap_hidden: share of EP all-to-all hidden where EP overlap is on.
     step_overhead_s: host work per step that no stream hides (data, logging, launch of the optimizer).
     micro_batch_overhead_s: host work per micro-batch and rank.
+    wgrad_bytes: bytes moved per element of a weight gradient and micro-batch. 8 where the product reads and writes the
+        fp32 accumulator itself; 12 where it writes 16 bit and another kernel adds that to the accumulator.
+    quantised_weight_bytes: resident bytes of one parameter under 8-bit and narrower recipes: 4 is a 16-bit weight and
+        two quantised copies, as it lies and transposed; 2 where the weight itself is kept quantised.
+    loss_moved_bytes: bytes moved per logit by the loss, forward and backward.
+    launch_host_s: host work per operation of a ledger that is launched one by one; a block takes no less than its
+        operations times this, because the GPU waits for them. 0 where graphs are replayed or it was not measured.
     time_spread: half-width of the 80% interval of the step time, relative.
     tie_spread: median error of the ratio of two layouts' times on one problem; errors that both share cancel. Layouts
         nearer than this are ties: their order is as likely wrong as right.
@@ -61,11 +91,16 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     oldest: tuple[int, int]
     newest: tuple[int, int]
     aliases: tuple[str, ...] = ()
+    device: str | None = None
+    device_tensors: tuple[DeviceTensor, ...] = ()
+    layernorm_statistic_bytes: int = 0
+    attention_state_bytes: int = 0
     sharding: Sharding
     weight_bytes: int
     optimizers: tuple[str, ...]
     precisions: tuple[str, ...]
     zero_stages: tuple[int, ...]
+    schedules: tuple[str, ...]
     attention_kernels: tuple[str, ...]
     vocab_multiple: int
     norms_fused_into_linears: bool
@@ -88,6 +123,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     ep_overlap_hidden: float
     step_overhead_s: float
     micro_batch_overhead_s: float
+    selective_by_operation: bool = False
+    grad_bucket_growth: int = 1_000_000
+    wgrad_bytes: float = 8
+    quantised_weight_bytes: float = 4
+    loss_moved_bytes: tuple[float, float] = (18, 14)
+    launch_host_s: float = 0.0
     time_spread: float
     tie_spread: float
     sources: dict[str, str]

@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from fivefold.layout.columns import ALL_LAYERS, Columns
-from fivefold.layout.rules.common import FULL, INTERLEAVED, SELECTIVE, largest_stage, modules_possible
+from fivefold.layout.rules.common import (
+    DUALPIPEV,
+    FEWEST_CHUNKS,
+    FULL,
+    INTERLEAVED,
+    IS_V,
+    MOST_CHUNKS,
+    SELECTIVE,
+    largest_stage,
+    modules_possible,
+)
 from fivefold.layout.rules.context import Context
 from fivefold.layout.rules.rule import Holds, Rule
 
@@ -30,10 +40,33 @@ CHOICES: tuple[Rule, ...] = (
         id="schedule-vpp",
         option="--schedule",
         field="schedule",
-        holds=lambda c, x: (c.schedule == INTERLEAVED) == (c.vpp > 1),
-        message="--schedule {schedule} does not go with --vpp {vpp}: interleaved runs 2 or more chunks per rank, the "
-        "others exactly 1.",
-        source="definition of the schedules; torchtitan pipeline_parallel, read at 02ef790c79",
+        others=("vpp",),
+        holds=lambda c, x: (c.vpp >= FEWEST_CHUNKS[c.schedule]) & (c.vpp <= MOST_CHUNKS[c.schedule]),
+        message="--schedule {schedule} does not go with --vpp {vpp}: interleaved runs 2 or more chunks per rank, zbv "
+        "and dualpipev exactly 2, the others 1.",
+        source="definition of the schedules; torchtitan pipeline_parallel, read at 02ef790c79; Qi et al. 2023, "
+        "section 6 (zbv); PyTorch 2.13 ScheduleDualPipeV",
+    ),
+    Rule(
+        id="dualpipev-micro-batches",
+        moot_after=("world-divides", "global-batch-divides", "schedule-vpp"),
+        option="--schedule",
+        field="schedule",
+        others=("pp", "micro_batch"),
+        holds=lambda c, x: (c.schedule != DUALPIPEV) | (c.num_micro_batches >= 2 * c.pp),
+        message="DualPipeV runs a forward beside every backward, for which it needs at least as many micro-batches as "
+        "stages, 2 · pp = 2 · {pp}; there are {m}.",
+        source="PyTorch 2.13, torch/distributed/pipelining/schedules.py, ScheduleDualPipeV",
+    ),
+    Rule(
+        id="v-shape-uneven",
+        option="--first-stage-layers",
+        field="first_stage_layers",
+        others=("last_stage_layers",),
+        holds=lambda c, x: ~IS_V[c.schedule] | ((c.first_stage_layers == 0) & (c.last_stage_layers == 0)),
+        message="In the V of --schedule {schedule} one rank holds the first and the last stage, so that counts for a "
+        "first and a last rank mean nothing. Leave them out, or use --account-for-embedding and --account-for-loss.",
+        source="definition of the V: Qi et al. 2023 (arXiv 2401.10241), section 6",
     ),
     Rule(
         id="interleaved-micro-batches",
@@ -42,7 +75,8 @@ CHOICES: tuple[Rule, ...] = (
         field="vpp",
         others=("micro_batch",),
         holds=lambda c, x: (
-            (c.vpp == 1) | ((c.num_micro_batches >= c.pp) & (c.num_micro_batches % np.maximum(c.pp, 1) == 0))
+            (c.schedule != INTERLEAVED)
+            | ((c.num_micro_batches >= c.pp) & (c.num_micro_batches % np.maximum(c.pp, 1) == 0))
         ),
         message="Interleaving runs micro-batches in groups of pp {pp}: their number, {m}, has to be a multiple of it "
         "(a global batch that is a multiple of {interleaved_unit} is).",

@@ -5,14 +5,33 @@ from __future__ import annotations
 import numpy as np
 
 from fivefold.layout.columns import Bools, Columns, Ints
-from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, RECOMPUTE_MODULES, SCHEDULES
+from fivefold.layout.layout import (
+    CHUNKS,
+    CP_KINDS,
+    RECOMPUTE_KINDS,
+    RECOMPUTE_MODULES,
+    SCHEDULES,
+    V_SHAPED,
+)
 from fivefold.layout.rules.context import Context
 
 A2A = CP_KINDS.index("a2a")
 INTERLEAVED = SCHEDULES.index("interleaved")
+DUALPIPEV = SCHEDULES.index("dualpipev")
 SELECTIVE = RECOMPUTE_KINDS.index("selective")
 FULL = RECOMPUTE_KINDS.index("full")
 MODULE_BIT: dict[str, int] = {name: 1 << bit for bit, name in enumerate(RECOMPUTE_MODULES)}
+
+
+# By the code of a schedule.
+FEWEST_CHUNKS = np.array([CHUNKS[name][0] for name in SCHEDULES])
+MOST_CHUNKS = np.array([CHUNKS[name][1] or np.iinfo(np.int64).max for name in SCHEDULES])
+IS_V = np.array([name in V_SHAPED for name in SCHEDULES])
+
+
+def runs_schedule(c: Columns, x: Context) -> Bools:
+    """Rows whose schedule the runtime has."""
+    return np.array([name in x.profile.schedules for name in SCHEDULES])[c.schedule]
 
 
 def without_a2a(c: Columns) -> Bools:
@@ -23,6 +42,11 @@ def without_a2a(c: Columns) -> Bools:
 def kv_shares(c: Columns, x: Context) -> list[Ints]:
     """For each distinct number of KV heads, how many one TP rank holds: at least one, replicated where tp is larger."""
     return [np.maximum(kv // c.tp, 1) for kv in x.kv_heads]
+
+
+def uneven(c: Columns) -> Bools:
+    """Rows that ask for a number of blocks on the first or the last rank."""
+    return (c.first_stage_layers != 0) | (c.last_stage_layers != 0)
 
 
 def counted_layers(c: Columns, x: Context) -> Ints:

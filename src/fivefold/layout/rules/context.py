@@ -9,7 +9,7 @@ from math import gcd
 from fivefold.errors import FivefoldError
 from fivefold.layout.workload import Workload
 from fivefold.model.spec import Attention, Experts, FeedForward, LatentAttention, ModelSpec
-from fivefold.runtime import Profile, load_runtime
+from fivefold.runtime import Profile, load_runtime, parse_runtime
 
 Version = tuple[int, ...]
 LARGEST_SIZE = 2**31  # beyond any cluster, batch or sequence; keeps a mistyped number out of int64 overflow
@@ -46,7 +46,10 @@ class Context:
 
     @property
     def _runtime_with_version(self) -> str:
-        return self.runtime if self.version is None else f"{self.runtime.partition('@')[0]}@{self.version}"
+        if self.version is None:
+            return self.runtime
+        asked = parse_runtime(self.runtime)
+        return "@".join(part for part in (asked.name, self.version, asked.device) if part)
 
     @cached_property
     def profile(self) -> Profile:
@@ -56,12 +59,12 @@ class Context:
     @cached_property
     def alias(self) -> str:
         """The runtime as the user named it, without version and in lower case."""
-        return self.runtime.partition("@")[0].lower()
+        return parse_runtime(self.runtime).name
 
     @cached_property
     def version_parts(self) -> Version | None:
         """The asked-for version as integers, None for the newest covered."""
-        text = self.version or self.runtime.partition("@")[2]
+        text = self.version or parse_runtime(self.runtime).version
         return version_tuple(text) if text else None
 
     # What rules ask of the model. A divisor of every block's value is a divisor of their greatest common divisor.

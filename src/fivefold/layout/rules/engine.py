@@ -8,17 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.errors import FivefoldError
-from fivefold.layout.columns import ALL_LAYERS, Columns, modules_of
+from fivefold.layout.columns import ALL_LAYERS, Columns, default_schedule, modules_of
 from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, RECOMPUTE_MODULES, SCHEDULES, Layout
 from fivefold.layout.rules.choices import CHOICES
 from fivefold.layout.rules.common import counted_layers, largest_stage, modules_possible
 from fivefold.layout.rules.context import Context
 from fivefold.layout.rules.degrees import DEGREES
+from fivefold.layout.rules.fivefold import FIVEFOLD
 from fivefold.layout.rules.megatron import MEGATRON
+from fivefold.layout.rules.others import OTHERS
 from fivefold.layout.rules.rule import Rule, Violation
 from fivefold.layout.rules.torchtitan import TORCHTITAN
 
-RULES: tuple[Rule, ...] = (*DEGREES, *CHOICES, *MEGATRON, *TORCHTITAN)
+RULES: tuple[Rule, ...] = (*DEGREES, *CHOICES, *MEGATRON, *TORCHTITAN, *FIVEFOLD, *OTHERS)
 
 # The user's flag behind each column that a rule may blame.
 OPTIONS: dict[str, str] = {
@@ -73,6 +75,7 @@ _WORK_VALUES: dict[str, str] = {
     "--grad-dtype": "grad_dtype",
     "--moe-imbalance": "imbalance",
     "--mtp": "mtp",
+    "MODEL": "model",
 }
 
 
@@ -172,7 +175,7 @@ def _default(name: str, row: Columns) -> bool:
     """Whether the column has the value that follows from the others by default."""
     by_default = {
         "sp": row.tp > 1,
-        "schedule": np.where(row.vpp > 1, 2, 1),
+        "schedule": default_schedule(row.vpp),
         "overlap_param": (row.zero >= 1) & row.overlap_grad,
     }
     return bool(getattr(row, name)[0] == by_default[name][0])

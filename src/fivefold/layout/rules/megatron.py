@@ -14,14 +14,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from fivefold.layout.columns import Bools, Columns, Ints
-from fivefold.layout.layout import SCHEDULES
-from fivefold.layout.rules.common import FULL, MODULE_BIT, SELECTIVE, counted_layers, kv_shares, without_a2a
+from fivefold.layout.columns import Columns, Ints
+from fivefold.layout.rules.common import (
+    FULL,
+    MODULE_BIT,
+    SELECTIVE,
+    counted_layers,
+    kv_shares,
+    runs_schedule,
+    uneven,
+    without_a2a,
+)
 from fivefold.layout.rules.context import Context
 from fivefold.layout.rules.rule import Holds, Rule
 
 _ONLY = ("megatron",)
-_AFAB = SCHEDULES.index("afab")
 _CONFIG = "Megatron-Core transformer_config"
 _KV_REPLICATION_SINCE = (0, 16)  # from memory; a 0.14-0.15 transformer_config was read and has only kv % tp
 _EP_OVERLAP_SINCE = (0, 14)  # from memory
@@ -51,10 +58,6 @@ def _a2a_kv(c: Columns, x: Context) -> Holds:
     return free | fits
 
 
-def _uneven(c: Columns) -> Bools:
-    return (c.first_stage_layers != 0) | (c.last_stage_layers != 0)
-
-
 def _middle(c: Columns, x: Context) -> tuple[Ints, Ints]:
     """Blocks and ranks between an asked-for first and last stage."""
     ranks = c.pp - (c.first_stage_layers != 0) - (c.last_stage_layers != 0)
@@ -62,28 +65,28 @@ def _middle(c: Columns, x: Context) -> tuple[Ints, Ints]:
 
 
 def _uneven_counts(c: Columns, x: Context) -> Holds:
-    if not _uneven(c).any():
+    if not uneven(c).any():
         return True
     blocks, ranks = _middle(c, x)
     positive = (c.first_stage_layers >= 0) & (c.last_stage_layers >= 0)
     shared = np.where(ranks > 0, (blocks > 0) & (blocks % np.maximum(ranks, 1) == 0), blocks == 0)
-    return ~_uneven(c) | (c.pp == 1) | (positive & shared)
+    return ~uneven(c) | (c.pp == 1) | (positive & shared)
 
 
 def _uneven_chunks(c: Columns, x: Context) -> Holds:
-    if not _uneven(c).any():
+    if not uneven(c).any():
         return True
     blocks, ranks = _middle(c, x)
     middle = blocks // np.maximum(ranks, 1)
     chunked = (c.first_stage_layers % c.vpp == 0) & (c.last_stage_layers % c.vpp == 0) & (middle % c.vpp == 0)
-    return ~_uneven(c) | chunked
+    return ~uneven(c) | chunked
 
 
 def _fp8_tokens(c: Columns, x: Context) -> Holds:
     if x.work.precision != "fp8":
         return True
     ranks = c.cp * np.where(c.sp, c.tp, 1)
-    return (c.micro_batch * x.work.seq_len // np.maximum(ranks, 1)) % 8 == 0
+    return (c.micro_batch * x.work.seq_len // np.maximum(ranks, 1)) % 16 == 0
 
 
 MEGATRON: tuple[Rule, ...] = (
@@ -93,7 +96,7 @@ MEGATRON: tuple[Rule, ...] = (
         field="pp",
         runtimes=_ONLY,
         silent=True,
-        holds=lambda c, x: _uneven(c) | (counted_layers(c, x) % c.pp == 0),
+        holds=lambda c, x: uneven(c) | (counted_layers(c, x) % c.pp == 0),
         message="--pp {pp} does not divide the {counted_layers} blocks. Give --first-stage-layers or "
         "--last-stage-layers so that "
         "the others are equal.",
@@ -109,7 +112,7 @@ MEGATRON: tuple[Rule, ...] = (
         others=("pp",),
         runtimes=_ONLY,
         silent=True,
-        holds=lambda c, x: _uneven(c) | (counted_layers(c, x) // c.pp % c.vpp == 0),
+        holds=lambda c, x: uneven(c) | (counted_layers(c, x) // c.pp % c.vpp == 0),
         message="--vpp {vpp} does not divide the {layers_per_rank} blocks of a pipeline rank.",
         source="Megatron-LM arguments.py, read at 000c4ac24f; earlier revisions dropped layers (80 at PP16 VP2 as 64)",
     ),
@@ -119,7 +122,7 @@ MEGATRON: tuple[Rule, ...] = (
         field="account_for_embedding",
         others=("account_for_loss",),
         runtimes=_ONLY,
-        holds=lambda c, x: ~(c.account_for_embedding | c.account_for_loss) | (~_uneven(c) & (c.pp > 1)),
+        holds=lambda c, x: ~(c.account_for_embedding | c.account_for_loss) | (~uneven(c) & (c.pp > 1)),
         message="Counting the embedding or the head as a block goes with an equal split over a pipeline: "
         "--pp above 1 and "
         "no block count for the first or last stage.",
@@ -132,7 +135,7 @@ MEGATRON: tuple[Rule, ...] = (
         others=("last_stage_layers",),
         runtimes=_ONLY,
         silent=True,
-        holds=lambda c, x: ~_uneven(c) | (c.pp > 1),
+        holds=lambda c, x: ~uneven(c) | (c.pp > 1),
         message="A number of blocks for the first or last stage needs a pipeline, and --pp is 1.",
         source="Megatron-LM, before d98e8a64dd: a last-stage count of k at PP1 trained k layers",
     ),
@@ -218,9 +221,9 @@ MEGATRON: tuple[Rule, ...] = (
         option="--schedule",
         field="schedule",
         runtimes=_ONLY,
-        holds=lambda c, x: c.schedule != _AFAB,
-        message="Megatron has 1F1B and interleaved 1F1B, no all-forward-all-backward schedule.",
-        source="Megatron-Core pipeline_parallel/schedules, d98e8a64dd",
+        holds=runs_schedule,
+        message="Megatron has 1F1B and interleaved 1F1B, and no schedule {schedule}.",
+        source="Megatron-Core pipeline_parallel/schedules, d98e8a64dd: get_forward_backward_func knows no other",
     ),
     Rule(
         id="megatron-muon",
@@ -293,10 +296,12 @@ MEGATRON: tuple[Rule, ...] = (
         id="megatron-overlap-ep-mtp",
         option="--overlap-ep",
         field="overlap_ep",
+        others=("pp",),
         runtimes=_ONLY,
-        holds=lambda c, x: ~c.overlap_ep if x.model.mtp > 1 else True,
-        message="Overlapping the expert exchange allows one multi-token-prediction module, and {model} has {mtp}.",
-        source=f"{_CONFIG}, read (0.14 to 0.15 era)",
+        holds=lambda c, x: ~c.overlap_ep | (c.pp > 1) if x.model.mtp == 1 else ~c.overlap_ep if x.model.mtp else True,
+        message="Overlapping the expert exchange allows one multi-token-prediction module, in a pipeline; {model} has "
+        "{mtp}, and --pp is {pp}.",
+        source=f"{_CONFIG}, read (0.14 to 0.15 era); the pipeline: read in 0.16.1",
     ),
     Rule(
         id="megatron-fp8-tokens",
@@ -304,9 +309,10 @@ MEGATRON: tuple[Rule, ...] = (
         field="micro_batch",
         runtimes=_ONLY,
         holds=_fp8_tokens,
-        message="FP8 matrix products need a multiple of 8 tokens per rank: micro-batch {micro_batch} · {seq} "
+        message="FP8 training needs a multiple of 16 tokens per rank: micro-batch {micro_batch} · {seq} "
         "tokens over "
         "cp {cp} and, with SP, tp {tp} is not.",
-        source="Transformer Engine fp8 shape check (leading dimensions % 8, last % 16), d98e8a64dd list",
+        source="Transformer Engine fp8 shape check (leading dimensions % 8, last % 16; backward needs 16 in both: pull "
+        "request 317), d98e8a64dd list",
     ),
 )

@@ -4,7 +4,7 @@ Modelled is torchtitan 0.2. Later revisions (b5bcd76c6, August 2026) count token
 hanging when micro-batches are fewer than stages, and ask EP >= TP, which the EP rule here implies.
 
 Not expressible in a layout, so left to the exporters: torch.compile for asynchronous TP, FlexAttention backends under
-CP, V-shaped and zero-bubble schedules, stage weights other than 1, options renamed in August 2026; FSDP1's hybrid mode
+CP, stage weights other than 1, options renamed in August 2026; FSDP1's hybrid mode
 and gradient scalers.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from fivefold.layout.columns import ALL_LAYERS, Columns
-from fivefold.layout.rules.common import A2A, SELECTIVE
+from fivefold.layout.rules.common import A2A, SELECTIVE, runs_schedule
 from fivefold.layout.rules.context import Context
 from fivefold.layout.rules.rule import Holds, Rule
 
@@ -139,6 +139,18 @@ TORCHTITAN: tuple[Rule, ...] = (
         "first or last "
         "stage is not modelled.",
         source=_PIPELINE,
+    ),
+    Rule(
+        id="torchtitan-schedule",
+        option="--schedule",
+        field="schedule",
+        runtimes=_ONLY,
+        silent=True,
+        holds=runs_schedule,
+        message="The parameters here are always sharded by fully_shard, under which a schedule that splits the "
+        "backward ({schedule}) gives wrong gradients.",
+        source="measured on PyTorch 2.13: FSDP2 under InterleavedZeroBubble, ZBVZeroBubble and DualPipeV leaves "
+        "gradients out or has them wrong by 43% to 100%, without an error",
     ),
     Rule(
         id="torchtitan-account",

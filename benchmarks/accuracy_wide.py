@@ -1,0 +1,231 @@
+"""Tables of a wider file of published runs for docs/accuracy.md: sources of equal weight, regimes, intervals, ranking.
+
+    python benchmarks/accuracy_wide.py RUNS.csv    rewrite the second block of tables in docs/accuracy.md
+
+Only complete rows are used: full_config is 1 and check_flags is blank, where the file has these columns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from accuracy import PAGE, percent, table
+from fivefold.measure import Row, Run, Validation, read_runs, validate
+from fivefold.measure.convert import convert
+from fivefold.measure.validate import spearman
+
+BEGIN, END = "<!-- wide tables: begin (benchmarks/accuracy_wide.py) -->", "<!-- wide tables: end -->"
+# Sources whose numbers are too noisy, too partial or of another kind to be judged by: reported, not pooled.
+REPORTED = ("bigscience_v100", "mcoreci", "x_extra")
+TIE = 1.06
+FEWEST = 10
+
+
+def complete(path: Path) -> list[Run]:
+    """The runs of a file whose configuration is complete and unflagged."""
+    with path.open(encoding="utf-8-sig") as stream:
+        rows = {row["id"]: row for row in csv.DictReader(stream)}
+    return [
+        run
+        for run in read_runs(path).runs
+        if rows[run.id].get("full_config", "1") == "1" and not rows[run.id].get("check_flags")
+    ]
+
+
+def source(row: Row) -> str:
+    return row.id.rpartition("-")[0]
+
+
+def quantile(values: Iterable[tuple[str, float]], share: float) -> float:
+    """Of (source, value) pairs, each source weighing the same."""
+    pairs = sorted(values, key=lambda pair: pair[1])
+    counts = Counter(name for name, _ in pairs)
+    weight = np.cumsum([1 / counts[name] for name, _ in pairs]) / len(counts)
+    return pairs[min(int(np.searchsorted(weight, share)), len(pairs) - 1)][1]
+
+
+def summary(report: Validation, rows: list[Row]) -> str:
+    pooled = [(source(row), abs(row.error or 0)) for row in rows]
+    names = sorted({name for name, _ in pooled})
+    bias = np.mean([np.mean([row.error for row in rows if source(row) == name]) for name in names])
+    inside = [np.mean([_inside(row) for row in rows if source(row) == name]) for name in names]
+    return (
+        f"{report.rows_used:,} of {report.rows_total:,} complete rows are priced. Step time of {', '.join(names)}, "
+        f"each source with the same weight: median error {percent(quantile(pooled, 0.5))}, 90th percentile "
+        f"{percent(quantile(pooled, 0.9))}, bias {percent(float(bias), signed=True)}, "
+        f"{percent(float(np.mean(inside)))} inside the 80% interval."
+    )
+
+
+def _inside(row: Row) -> bool:
+    return row.measured_s is not None and row.low_s <= row.measured_s <= row.high_s
+
+
+def by_key(rows: list[Row], key: Callable[[Row], str], head: str) -> str:
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    lines = []
+    for name, members in sorted(groups.items()):
+        error = np.array([row.error for row in members])
+        lines.append(
+            (
+                name,
+                str(len(members)),
+                percent(float(np.median(np.abs(error)))),
+                percent(float(np.quantile(np.abs(error), 0.9))),
+                percent(float(error.mean()), signed=True),
+                percent(float(np.mean([_inside(row) for row in members]))),
+            )
+        )
+    return table((head, "rows", "median", "p90", "bias", "in 80% range"), lines)
+
+
+def memory(report: Validation) -> str:
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in report.rows:
+        if row.memory_error is not None:
+            groups[source(row), row.memory_kind or "unknown"].append(row.memory_error)
+    return table(
+        ("source", "kind", "rows", "median", "p90", "bias"),
+        (
+            (
+                *key,
+                str(len(errors)),
+                percent(float(np.median(np.abs(errors)))),
+                percent(float(np.quantile(np.abs(errors), 0.9))),
+                percent(float(np.mean(errors)), signed=True),
+            )
+            for key, errors in sorted(groups.items())
+        ),
+    )
+
+
+def cross_validated(rows: list[Row], regime: dict[str, str]) -> str:
+    """Coverage of a source by the spread of its regime in all other sources."""
+    lines = []
+    for left_out in sorted({source(row) for row in rows}):
+        others = [row for row in rows if source(row) != left_out]
+        every = quantile([(source(row), _log_error(row)) for row in others], 0.8)
+        width: dict[str, float] = {}
+        for name in set(regime.values()):
+            mine = [(source(row), _log_error(row)) for row in others if regime[row.id] == name]
+            width[name] = quantile(mine, 0.8) if len(mine) >= FEWEST else every
+        own = [row for row in rows if source(row) == left_out]
+        covered = float(np.mean([_log_error(row) <= width[regime[row.id]] for row in own]))
+        lines.append((left_out, str(len(own)), percent(covered)))
+    mean = np.mean([float(line[2].rstrip("%")) for line in lines])
+    return f"{table(('left out', 'rows', 'covered'), lines)}\n\nMean over sources: {mean:.0f}%."
+
+
+def _log_error(row: Row) -> float:
+    return abs(float(np.log1p(row.error or 0.0)))
+
+
+def ranking(rows: list[Row], runs: dict[str, Run]) -> str:
+    """Of jobs with five or more layouts: rank correlation, times within 6% of the fastest of a tie counting as equal,
+    and what the layout that is predicted to be fastest costs."""
+    jobs: dict[tuple[str | int | None, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        run = runs[row.id]
+        if run.group == "vtrain-single":
+            jobs[run.model, run.gbs, run.gpus].append(row)
+    correlations, regrets = [], []
+    for members in jobs.values():
+        if len(members) < 5:
+            continue
+        predicted = np.array([row.predicted_s for row in members])
+        measured = np.array([row.measured_s for row in members])
+        found = spearman(_ties(predicted), _ties(measured))
+        if found is not None:
+            correlations.append(found)
+        regrets.append(measured[predicted.argmin()] / measured.min() - 1)
+    return (
+        f"vTrain's {len(regrets)} jobs with five or more layouts (one model, batch and number of GPUs): rank "
+        f"correlation {np.mean(correlations):.3f} in the mean, {np.median(correlations):.3f} at the median, "
+        f"{min(correlations):.2f} at worst. The layout predicted to be fastest runs "
+        f"{percent(float(np.mean(regrets)))} slower than the fastest in the mean."
+    )
+
+
+def _ties(values: np.ndarray) -> np.ndarray:
+    order, ranks, rank, start = np.argsort(values), np.empty(len(values)), 0, 0.0
+    for at in order:
+        if values[at] > start * TIE:
+            start, rank = values[at], rank + 1
+        ranks[at] = rank
+    return ranks
+
+
+def worst(rows: list[Row], runs: dict[str, Run], number: int = 12) -> str:
+    off = sorted(rows, key=lambda row: -_log_error(row))[:number]
+    return table(
+        ("run", "what", "error", "assumed"),
+        (
+            (
+                row.id,
+                f"{runs[row.id].framework}: {runs[row.id].model}, {runs[row.id].gpus}x{runs[row.id].gpu}",
+                percent(row.error, signed=True),
+                ", ".join(row.assumed),
+            )
+            for row in off
+        ),
+    )
+
+
+def tables(path: Path) -> str:
+    data = complete(path)
+    runs = {run.id: run for run in data}
+    report = validate(data)
+    timed = [row for row in report.rows if row.error is not None]
+    judged = [row for row in timed if source(row) not in REPORTED]
+    cases = {row.id: convert(runs[row.id]) for row in timed}
+    native = {"megatron": "Transformer Engine", "megatron-fsdp": "Transformer Engine"}
+    regime = {
+        name: "mixture of experts" if case.model.is_moe else native.get(case.runtime, "plain PyTorch")
+        for name, case in cases.items()
+    }
+    return "\n\n".join(
+        (
+            summary(report, judged),
+            "### By source",
+            by_key(
+                timed, lambda row: source(row) + ("" if source(row) not in REPORTED else " (reported only)"), "source"
+            ),
+            "### Rows that state all that moves their time, and the others",
+            by_key(judged, lambda row: f"{source(row)}, {'stated' if row.stated else 'assumed'}", "source"),
+            "### By how the number was come by",
+            by_key(judged, lambda row: row.tuned or "plainly measured", "kind"),
+            "### By GPU",
+            by_key(judged, lambda row: cases[row.id].cluster.gpu.name, "GPU"),
+            "### By runtime profile and regime",
+            by_key(judged, lambda row: f"{cases[row.id].runtime}, {regime[row.id]}", "profile"),
+            "### Memory",
+            memory(report),
+            "### Order of layouts",
+            ranking(timed, runs),
+            "### Intervals, cross-validated",
+            cross_validated(judged, regime),
+            "### Largest errors",
+            worst(judged, runs),
+        )
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, help="CSV file of runs")
+    args = parser.parse_args()
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{tables(args.runs)}\n\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

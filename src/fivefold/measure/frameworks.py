@@ -1,0 +1,202 @@
+"""What each published framework does where a row does not say: one line of data per framework.
+
+Nothing here reads a row's performance. Defaults are those of the framework's own documentation or example scripts;
+"from memory" where the document was not opened.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+from fivefold.measure.runs import Run
+
+
+class Framework(msgspec.Struct, frozen=True, kw_only=True):
+    """One published framework.
+
+    starts: how its name starts, in lower case.
+    runtime, sharded: the profiles that predict it with ZeRO 0 and 1, and with fully sharded parameters; before_te: with
+        rows older than Transformer Engine. stands_in: those profiles describe another framework.
+    zero: ZeRO stage where none is stated.
+    unfused_until: rows dated before this year and month ran attention without a flash kernel; "9999" for all rows.
+    kernel: the flash-attention kernel where it is not the profile's, as named in the GPU's curve.
+    sequence_parallel: whether tensor parallelism brings it where that is not stated.
+    pipeline_fills: a pipeline cuts the local batch into as many micro-batches as stages where none is stated.
+    changes: numbers of the profile that its recipes set otherwise.
+    precision: where not stated. grad_dtype: gradients as they are accumulated and reduced.
+    overlap: "listed" where what a row that lists its overlap does not list was off, "on" for recipes that switch
+        everything on, "grad" for gradients and parameters, "reduce" for gradients only, "off" for none.
+    tuned: how a published number was come by where the framework's vendor publishes it, "" if plainly measured.
+    source: where the defaults are from.
+    """
+
+    starts: tuple[str, ...]
+    runtime: str
+    sharded: str = "torchtitan"
+    before_te: str = ""
+    stands_in: bool = False
+    zero: int = 1
+    unfused_until: str = ""
+    kernel: str = ""
+    sequence_parallel: bool = True
+    pipeline_fills: bool = False
+    changes: dict[str, float] = {}
+    precision: Literal["bf16", "fp16"] = "bf16"
+    grad_dtype: Literal["fp32", "bf16"] = "fp32"
+    overlap: Literal["listed", "on", "grad", "reduce", "off"] = "grad"
+    tuned: str = ""
+    source: str = "from memory"
+
+
+# Transformer Engine's modules came to Megatron-LM at the end of 2022 (from memory).
+_TRANSFORMER_ENGINE = "2022-12"
+# FlashAttention's first release; before it every framework materialised the scores (Dao et al. 2022, May 2022; in
+# Megatron-LM behind a switch since 2023, from memory).
+_FLASH_USUAL = "2023-01"
+
+FRAMEWORKS: tuple[Framework, ...] = (
+    Framework(
+        starts=("megatron-deepspeed", "megatron+deepspeed", "megatron deepspeed", "deepspeed megatron"),
+        runtime="deepspeed",
+        sharded="deepspeed-zero",
+        zero=0,
+        sequence_parallel=False,
+        unfused_until="9999",
+        precision="fp16",
+        overlap="off",
+        source="Megatron-DeepSpeed's GPT examples: --fp16, no --use-flash-attn (from memory)",
+    ),
+    Framework(
+        starts=("hf trainer + deepspeed", "deepspeed", "zero"),
+        runtime="deepspeed",
+        sharded="deepspeed-zero",
+        zero=3,
+        precision="fp16",
+        unfused_until=_FLASH_USUAL,
+        source="DeepSpeed's documentation: ZeRO is the reason to use it (from memory)",
+    ),
+    Framework(
+        starts=("megatron-bridge", "nemo"),
+        runtime="megatron",
+        sharded="megatron-fsdp",
+        grad_dtype="bf16",
+        changes={"quantised_weight_bytes": 2},
+        overlap="on",
+        tuned="vendor's recipe",
+        source="NeMo and Megatron-Bridge recipes: overlaps on, grad_reduce_in_fp32=False, fp8 weights (from memory)",
+    ),
+    Framework(
+        starts=("megatron-core",), runtime="megatron", sharded="megatron-fsdp", overlap="on", unfused_until=_FLASH_USUAL
+    ),
+    Framework(
+        starts=("megatron-lm ci",),
+        runtime="megatron",
+        sharded="megatron-fsdp",
+        zero=0,
+        overlap="listed",
+        source="functional tests of Megatron-LM",
+    ),
+    Framework(
+        starts=("megatron",),
+        runtime="megatron",
+        before_te="deepspeed",
+        sharded="megatron-fsdp",
+        overlap="listed",
+        unfused_until=_FLASH_USUAL,
+        source="Megatron-LM arguments.py: overlaps are opt-in; its examples ask for the distributed optimizer",
+    ),
+    Framework(starts=("primus",), runtime="megatron", stands_in=True, overlap="grad", tuned="vendor's recipe"),
+    Framework(
+        starts=("torchtitan",),
+        runtime="torchtitan",
+        zero=3,
+        pipeline_fills=True,
+        source="torchtitan's configuration: fully_shard with reshard after forward; as many micro-batches as stages",
+    ),
+    Framework(
+        starts=("llm-foundry", "composer", "mosaic"),
+        runtime="torchtitan",
+        stands_in=True,
+        zero=3,
+        kernel="fa1",
+        source="the tables are of 2023 and FlashAttention 1 (from memory); Composer's FSDP is FULL_SHARD",
+    ),
+    Framework(
+        starts=("nanotron", "picotron"),
+        runtime="nanotron",
+        zero=1,
+        overlap="reduce",
+        tuned="winner of a sweep",
+        source="nanotron 0.5 and the Ultra-Scale Playbook",
+    ),
+    Framework(
+        starts=("maxtext", "paxml", "jax", "axlearn"),
+        runtime="megatron-fsdp",
+        sharded="megatron-fsdp",
+        stands_in=True,
+        zero=3,
+        tuned="vendor's recipe",
+        source="MaxText's and PaxML's FSDP meshes (from memory)",
+    ),
+    Framework(starts=("colossal",), runtime="megatron", stands_in=True, zero=0),
+    Framework(starts=("libai", "oneflow"), runtime="megatron", stands_in=True, zero=0, unfused_until=_FLASH_USUAL),
+    Framework(starts=("fsdp", "pytorch", "accelerate", "axolotl", "llama-factory"), runtime="torchtitan", zero=3),
+)
+# A framework that no line names: its degrees say which kind of profile is nearest.
+OTHER = Framework(
+    starts=("",), runtime="megatron", stands_in=True, unfused_until=_FLASH_USUAL, source="nearest kind of framework"
+)
+
+
+def framework_of(run: Run) -> Framework:
+    """The line of a row's framework; OTHER where none is named."""
+    name = (run.framework or "").strip().lower()
+    return next((line for line in FRAMEWORKS if name.startswith(line.starts)), OTHER)
+
+
+def zero_of(run: Run, line: Framework) -> tuple[int, bool]:
+    """(ZeRO stage, whether it is stated)."""
+    if run.zero is not None:
+        return min(run.zero, 3), True
+    if run.dist_opt is not None and line.zero < 2:
+        return run.dist_opt, True
+    if line.before_te and dated(run) < _TRANSFORMER_ENGINE:
+        return 0, False
+    return line.zero, False
+
+
+def runtime_of(run: Run, line: Framework) -> tuple[str, bool]:
+    """(profile, whether it stands in for another framework)."""
+    zero, _ = zero_of(run, line)
+    profile = line.sharded if zero >= 2 else line.runtime
+    if line.before_te and dated(run) < _TRANSFORMER_ENGINE:
+        return line.before_te, True
+    return profile, line.stands_in
+
+
+def has_sequence_parallelism(run: Run, line: Framework) -> bool:
+    """Whether a tensor-parallel row shards sequences too where it does not say so."""
+    return line.sequence_parallel and not (line.before_te and dated(run) < _TRANSFORMER_ENGINE)
+
+
+def is_unfused(run: Run, line: Framework) -> tuple[bool, bool]:
+    """(whether attention materialised its scores, whether that is stated)."""
+    words = (run.attention or "").lower()
+    if "unfused" in words:
+        return True, True
+    if "flash" in words or "fused" in words:
+        return False, True
+    return bool(line.unfused_until) and dated(run) < line.unfused_until, False
+
+
+def dated(run: Run) -> str:
+    """Year and month of a row, "YYYY-MM"; containers such as 25.09 count as 2025-09, "9998" where nothing is said."""
+    text = run.source_date or ""
+    found = re.search(r"(20\d\d)(?:-(\d\d))?", text)
+    if found:
+        return f"{found[1]}-{found[2] or '12'}"
+    container = re.match(r"(\d\d)\.(\d\d)", text)
+    return f"20{container[1]}-{container[2]}" if container else "9998"

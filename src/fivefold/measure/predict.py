@@ -1,0 +1,158 @@
+"""Pricing a converted run: the kernel with one layout, and the choices that need a memory estimate to be made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from fivefold.errors import FivefoldError
+from fivefold.estimate.interval import around
+from fivefold.estimate.kernel import Kernel, Problem
+from fivefold.estimate.result import Quantity
+from fivefold.layout import Layout, Recompute
+from fivefold.layout.columns import Columns
+from fivefold.measure.convert import Case, Unconvertible
+from fivefold.runtime import load_runtime
+
+_LARGEST_MICRO_BATCH = 64
+
+
+class Predicted(msgspec.Struct, frozen=True, kw_only=True):
+    """What the estimate says of one run.
+
+    seconds: of a step. peak_bytes: allocated on the worst rank; last_rank_bytes: on the last. reserved_bytes: what the
+    device needs, outside_bytes of it beside the allocator.
+    """
+
+    seconds: Quantity
+    peak_bytes: int
+    last_rank_bytes: int
+    reserved_bytes: int
+    outside_bytes: int
+
+
+def choose(case: Case) -> Case:
+    """The case with its open choices made: the micro-batch that is predicted to be fastest, then the least
+    recomputation, that fit the memory. Nothing measured is looked at."""
+    _check_batch(case)
+    for name in case.open:
+        case = _with_layout(case, _best_micro_batch(case) if name == "micro_batch" else _least_recompute(case))
+    return case
+
+
+def _with_layout(case: Case, layout: Layout) -> Case:
+    return msgspec.structs.replace(case, layout=layout)
+
+
+def _least_recompute(case: Case) -> Layout:
+    """The layout with as few whole blocks recomputed per pipeline rank as fit; with none where even all do not help."""
+    layout = case.layout
+    if _fits(case, [layout])[0]:
+        return layout
+    per_rank = -(-case.model.layers // layout.pp)
+    counts = range(layout.vpp, per_rank + 1, layout.vpp)
+    some = [msgspec.structs.replace(layout, recompute=Recompute(kind="full", layers=count)) for count in counts]
+    some.append(msgspec.structs.replace(layout, recompute=Recompute(kind="full")))
+    return next((one for one, fits in zip(some, _fits(case, some), strict=True) if fits), some[-1])
+
+
+def _best_micro_batch(case: Case) -> Layout:
+    """The layout with the power-of-two micro-batch that is predicted to be fastest of those that fit: who ran it tuned
+    it. One sequence where none fits."""
+    layout = case.layout
+    share = case.work.global_batch // (case.cluster.gpus // (layout.tp * layout.cp * layout.pp))
+    sizes = [2**power for power in range(_LARGEST_MICRO_BATCH.bit_length()) if share % 2**power == 0]
+    all_sizes = [msgspec.structs.replace(layout, micro_batch=size) for size in sizes]
+    fitting = [one for one, fits in zip(all_sizes, _fits(case, all_sizes), strict=True) if fits]
+    if not fitting:
+        return layout
+    seconds = _kernel(case, fitting).step_seconds(np.arange(len(fitting)))
+    return fitting[int(seconds.argmin())]
+
+
+def _fits(case: Case, layouts: list[Layout]) -> list[bool]:
+    """Whether each layout's allocations and what lies outside the allocator fit. Fragmentation is left out: these runs
+    ran, and an allocator that is short of memory fragments less."""
+    kernel = _kernel(case, layouts)
+    rows = np.arange(len(layouts))
+    needed = kernel.peak_memory(rows) + sum(kernel.outside_allocator(rows).values())
+    return (needed <= case.cluster.gpu.memory_bytes).tolist()
+
+
+def _check_batch(case: Case) -> None:
+    if case.work.global_batch % _sequences(case):
+        raise Unconvertible(
+            f"the batch of {case.work.global_batch} is no multiple of micro-batch x dp, {_sequences(case)}"
+        )
+
+
+def _kernel(case: Case, layouts: list[Layout]) -> Kernel:
+    try:
+        columns = Columns.from_layouts(layouts, case.cluster.gpus, case.work)
+        runtime = msgspec.structs.replace(load_runtime(case.runtime), **case.changes)
+        return Kernel(Problem(case.model, case.cluster, case.work, runtime), columns)
+    except FivefoldError as error:
+        raise Unconvertible(error.message) from error
+
+
+def _sequences(case: Case) -> int:
+    layout = case.layout
+    return layout.micro_batch * (case.cluster.gpus // (layout.tp * layout.cp * layout.pp))
+
+
+def predict(case: Case) -> Predicted:
+    """Price a case whose choices are made. Raises Unconvertible with the reason for what cannot be priced."""
+    return _price(case, [case.layout])[0]
+
+
+def predict_all(cases: Sequence[Case]) -> list[Predicted | Unconvertible]:
+    """Price cases in their order, those of one problem together; a reason stands where one cannot be priced."""
+    found: list[Predicted | Unconvertible] = [Unconvertible("not priced")] * len(cases)
+    groups: dict[bytes, list[int]] = {}
+    for at, case in enumerate(cases):
+        question = msgspec.msgpack.encode((case.model, case.cluster, case.work, case.runtime, case.changes))
+        groups.setdefault(question, []).append(at)
+    for members in groups.values():
+        try:
+            together = _price(cases[members[0]], [cases[at].layout for at in members])
+        except Unconvertible:
+            together = [_or_reason(cases[at]) for at in members]
+        for at, one in zip(members, together, strict=True):
+            found[at] = one
+    return found
+
+
+def _or_reason(case: Case) -> Predicted | Unconvertible:
+    try:
+        return predict(case)
+    except Unconvertible as reason:
+        return reason
+
+
+def _price(case: Case, layouts: list[Layout]) -> list[Predicted]:
+    """Layouts of one problem priced together."""
+    for layout in layouts:
+        _check_batch(_with_layout(case, layout))
+    kernel, rows = _kernel(case, layouts), np.arange(len(layouts))
+    try:
+        seconds = kernel.step_seconds(rows)
+        total = np.sum([np.floor(part) for part in kernel.rank_memory(rows).values()], axis=0)
+        exists, last = kernel.table.exists[kernel.plan], kernel.table.last[kernel.plan]
+        peak = np.where(exists, total, 0).max(axis=1)
+        last_rank = np.where(exists & last, total, 0).max(axis=1)
+        outside = np.sum([*kernel.outside_allocator(rows).values()], axis=0)
+        reserved = kernel.reserved(rows, peak)
+    except FivefoldError as error:
+        raise Unconvertible(error.message) from error
+    return [
+        Predicted(
+            seconds=around(float(seconds[i]), kernel.problem),
+            peak_bytes=int(peak[i]),
+            last_rank_bytes=int(last_rank[i]),
+            reserved_bytes=int(reserved[i]),
+            outside_bytes=int(outside[i]),
+        )
+        for i in rows.tolist()
+    ]

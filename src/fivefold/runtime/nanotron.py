@@ -1,0 +1,53 @@
+"""nanotron 0.5 as the Ultra-Scale Playbook ran it: flash-attn 2, its own tensor-parallel layers, ZeRO-1, 1F1B."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from fivefold.runtime.megatron import PROFILE as MEGATRON
+
+PROFILE = replace(
+    MEGATRON,
+    name="nanotron",
+    versions="0.4 to 0.5",
+    oldest=(0, 4),
+    newest=(0, 5),
+    aliases=(),
+    optimizers=("adamw",),
+    precisions=("bf16",),
+    zero_stages=(0, 1),
+    schedules=("afab", "1f1b"),
+    attention_kernels=("fa2",),
+    vocab_multiple=1,
+    norms_fused_into_linears=False,
+    fp8_saves_inputs=False,
+    fused_glu=False,
+    cached_wgrad_buffers=False,
+    head_wgrad_placeholder=False,
+    loss_bytes_per_logit=14,
+    loss_moved_bytes=(38, 14),
+    wgrad_bytes=12,
+    grad_buckets=0,
+    tp_beside_dgrad_hidden=1.0,
+    tp_overlap_hidden=0.5,
+    ep_overlap_hidden=0.0,
+    launch_host_s=0.9e-4,
+    time_spread=0.13,
+    sources={
+        **MEGATRON.sources,
+        "weight_bytes": "nanotron's bf16 parameters beside fp32 accumulators and masters (FP32GradientAccumulator)",
+        "schedules": "nanotron parallel/pipeline_parallel/engine.py: AllForwardAllBackward, OneForwardOneBackward",
+        "attention_kernels": "nanotron calls the flash-attn package, version 2 (from memory)",
+        "fp8_saves_inputs": "fp8 is not in its released trainer (from memory)",
+        "loss_bytes_per_logit": "from memory: bf16 logits, cast to fp32 whole, exponentials and gradient in fp32",
+        "loss_moved_bytes": "from memory: sharded fp32 cross-entropy, one PyTorch kernel an operation, as deepspeed",
+        "wgrad_bytes": "FP32GradientAccumulator adds each bf16 gradient to an fp32 buffer after backward made it",
+        "tp_overlap_hidden": "from memory: tp_linear_async_communication gathers beside a part of the product",
+        "tp_beside_dgrad_hidden": "as megatron, of whose layers these are a copy",
+        "tp_in_step": "as megatron: the same links and library",
+        "workspace_bytes": "as megatron: the same libraries",
+        "fragmentation": "as megatron",
+        "launch_host_s": "as deepspeed: modules of plain PyTorch",
+        "time_spread": "as torchtitan: plain PyTorch",
+    },
+)
