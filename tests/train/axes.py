@@ -104,11 +104,13 @@ def reference(spec: ModelSpec) -> tuple[float, Gradients]:
     return loss.item(), {name: p.grad for name, p in decoder.named_parameters() if p.grad is not None}
 
 
-def layout(tp: int = 1, cp: int = 1, cp_kind: str = "p2p", sp: bool = False) -> ResolvedLayout:
+def layout(
+    tp: int = 1, cp: int = 1, cp_kind: str = "p2p", sp: bool = False, overlap_tp: bool = False
+) -> ResolvedLayout:
     return ResolvedLayout(
         tp=tp, cp=cp, cp_kind=cp_kind, pp=1, vpp=1, ep=1, etp=1, dp=1, edp=tp * cp, dp_shard=1, dp_replicate=1, zero=0,
         sequence_parallel=sp, micro_batch=BATCH, num_micro_batches=1, schedule="1f1b", stages=(((0, 2),),),
-        recompute=Recompute(), overlap=Overlap(param=False),
+        recompute=Recompute(), overlap=Overlap(param=False, tp=overlap_tp),
     )  # fmt: skip
 
 
@@ -116,7 +118,7 @@ def build(spec: ModelSpec, mesh: Mesh, ulysses: int | None = None, again: Recomp
     """The decoder with whole weights, then cut."""
     decoder = Decoder(spec, dtype=torch.float64)
     load_full(decoder, spec, weights(spec), {})
-    tensor.apply(decoder, mesh, mesh.layout.sequence_parallel)
+    tensor.apply(decoder, mesh, mesh.layout.sequence_parallel, mesh.layout.overlap.tp)
     context.apply(decoder, mesh, mesh.layout.cp_kind, ulysses)
     recompute.apply(decoder, again or Recompute())
     return decoder

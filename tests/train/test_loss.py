@@ -62,3 +62,25 @@ def test_the_count_is_global() -> None:
         return global_valid_tokens([labels, labels], torch.distributed.group.WORLD)
 
     assert run_ranks(3, count) == [12, 12, 12]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_cross_entropy_is_pytorchs(dtype: torch.dtype) -> None:
+    logits, labels = batch(4)
+    logits = (30 * logits).to(dtype).requires_grad_()
+    exact = logits.detach().double().requires_grad_()
+    got = cross_entropy_sum(logits, labels)
+    wanted = F.cross_entropy(exact.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    bound = 4 * torch.finfo(dtype).eps
+    assert abs(got.item() - wanted.item()) <= bound * abs(wanted.item())
+    (a,), (b,) = torch.autograd.grad(0.3 * got, logits), torch.autograd.grad(0.3 * wanted, exact)
+    assert a.dtype == dtype
+    assert (a - b).norm() <= bound * b.norm()
+
+
+def test_a_second_backward_is_refused() -> None:
+    logits, labels = batch(5)
+    loss = cross_entropy_sum(logits.requires_grad_(), labels)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="inplace"):
+        loss.backward()

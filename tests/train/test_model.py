@@ -11,9 +11,9 @@ from proofs import gpt2, llama
 from torch import nn
 
 from fivefold.errors import FivefoldError
-from fivefold.model import ModelSpec, load_model, model_tensors, read_config
+from fivefold.model import ModelSpec, Rotary, load_model, model_tensors, read_config
 from fivefold.train.init import initialise
-from fivefold.train.model import Decoder, Numerics, WindowedCore, attention_core, tensor_table
+from fivefold.train.model import Decoder, WindowedCore, attention_core, rotation, tensor_table
 
 COMMON = {
     "vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 6,
@@ -96,8 +96,7 @@ def test_logits_and_gradients_equal_transformers(name: str, tmp_path: Any) -> No
     (tmp_path / "config.json").write_text(json.dumps(config))
     spec = read_config(tmp_path / "config.json")
     gpt = name == "gpt2"
-    numerics = Numerics(norm_eps=1e-5) if gpt else Numerics(rope_theta=5e4, norm_eps=1e-6)
-    ours = Decoder(spec, dtype=torch.float64, numerics=numerics)
+    ours = Decoder(spec, dtype=torch.float64)
     initialise(ours, spec, seed=3)
     with torch.no_grad():
         for parameter in ours.parameters():  # biases and norms of ones would hide a swapped use
@@ -117,6 +116,27 @@ def test_logits_and_gradients_equal_transformers(name: str, tmp_path: Any) -> No
     embedding = theirs.get_input_embeddings().weight.grad
     assert ours.embed_tokens is not None
     assert torch.allclose(ours.embed_tokens.weight.grad, embedding, rtol=1e-10, atol=1e-10)
+
+
+def test_stretched_rotary_frequencies_equal_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    rotary = Rotary(
+        theta=5e5, scaling="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=8192
+    )
+    config = transformers.LlamaConfig(
+        hidden_size=512, num_attention_heads=4, max_position_embeddings=131072,
+        rope_parameters={
+            "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    )  # fmt: skip
+    theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+    places = torch.tensor([0, 1, 17, 9000])
+    ours = rotation(places, 128, rotary, torch.float32)
+    cos, sin = theirs(torch.zeros(1, 4, 512), places[None])
+    assert torch.allclose(ours.cos[0, :, 0], cos[0, :, :64], atol=2e-3)  # angles of 9,000 in fp32
+    assert torch.allclose(ours.sin[0, :3, 0], sin[0, :3, :64], atol=1e-5)
+    assert not torch.allclose(ours.sin, rotation(places, 128, Rotary(theta=5e5), torch.float32).sin, atol=0.1)
 
 
 @pytest.mark.parametrize(

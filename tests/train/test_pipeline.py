@@ -17,6 +17,7 @@ from fivefold.errors import FivefoldError
 from fivefold.layout import Overlap, Recompute, ResolvedLayout
 from fivefold.model import Attention, Block, BlockRun, FeedForward, ModelSpec
 from fivefold.schedule import SCHEDULES, Action, ActionKind, Direction, actions, in_flight, legal, placement
+from fivefold.train.clock import Clock, HostClock
 from fivefold.train.data import Batch
 from fivefold.train.init import shard_of
 from fivefold.train.loss import TokenLoss
@@ -123,7 +124,20 @@ def build(kind, p, m, rank, model, batches, observe=None, split=True, wrap=lambd
         parts[1].lm_head.weight = parts[0].embed_tokens.weight
     boundary = BoundaryTensor((2, SEQ, 8), torch.float64)
     group = torch.distributed.group.WORLD
-    return Pipeline(actions(kind, p, m, v), rank, stages, place, group, boundary, observe=observe), parts
+    observer = None if observe is None else Observed(observe)
+    return Pipeline(actions(kind, p, m, v), rank, stages, place, group, boundary, observer=observer), parts
+
+
+class Observed:
+    """A function as a Pipeline's observer."""
+
+    clock: Clock = HostClock()
+
+    def __init__(self, tell):
+        self._tell = tell
+
+    def __call__(self, action, start, end):
+        self._tell(action, start, end)
 
 
 def gradients(parts) -> dict[str, torch.Tensor]:

@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import run_ranks
 from torch.nn import functional as F  # noqa: N812
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fivefold.errors import FivefoldError
 from fivefold.train.init import initialise, shard_of
 from fivefold.train.mesh import Mesh
 from fivefold.train.model import Decoder, tensor_table
-from fivefold.train.parallel import collectives, tensor
+from fivefold.train.parallel import collectives, overlap, tensor
 from fivefold.train.parallel.vocabulary import VocabCrossEntropy
 
 CASES = [
@@ -38,6 +39,36 @@ CASES = [
 def test_gradients_equal_one_process(name: str, tp: int, sp: bool) -> None:
     spec, plan = axes.model(name), axes.layout(tp=tp, sp=sp)
     axes.check(spec, plan, axes.on_ranks(spec, plan))
+
+
+@pytest.mark.parametrize(
+    ("name", "tp"), [("llama", 2), ("llama-mqa", 4), ("llama-6-heads", 3), ("qwen2", 4), ("gpt2", 4)]
+)
+def test_overlapped_gradients_equal_one_process(name: str, tp: int) -> None:
+    spec, plan = axes.model(name), axes.layout(tp=tp, sp=True, overlap_tp=True)
+    axes.check(spec, plan, axes.on_ranks(spec, plan))
+
+
+def test_overlap_starts_a_reduce_scatter_before_the_second_half_of_the_product() -> None:
+    """Of a row layer: two pieces, the first on its way while the second is multiplied; and no piece without a row."""
+
+    def on_rank(rank: int) -> list[int]:
+        group = Mesh(axes.layout(tp=2), rank).group("tp")
+        started: list[bool] = []
+
+        class Calls(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if func.name() in ("aten::mm", "c10d::_reduce_scatter_base_"):
+                    started.append(func.name().startswith("c10d"))
+                return func(*args, **(kwargs or {}))
+
+        for rows in (6, 2):
+            x = torch.randn(1, rows, 4, dtype=torch.float64)
+            with Calls():
+                overlap.scattered_product(x, torch.randn(4, 5, dtype=torch.float64), group)
+        return started
+
+    assert run_ranks(2, on_rank)[0] == [False, True, False, True, False, True]
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

@@ -1,89 +1,16 @@
-"""The proof passes where axes are combined, and fails wherever a sum is dropped or doubled."""
+"""The verdict: what it says of a layout that is right, and of one that is not (the layouts themselves: test_matrix)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from proofs import gpt2, layout_of, llama, proof_of, reference_of, reports_of, verdict_of
-from ranks import run_ranks
+import torch.distributed as dist
+from proofs import layout_of, llama, reference_of, reports_of, verdict_of
+from ranks import RankFailure, run_ranks
 
-from fivefold.layout import Recompute
-from fivefold.model import ModelSpec
 from fivefold.train.mesh import Mesh
-from fivefold.train.verify import Part, Verdict, compare, observe
-from fivefold.train.verify.controls import Spoil, Spoiled, Sums
-
-FULL = Recompute(kind="full")
-COMBINED: list[tuple[ModelSpec, int, dict[str, Any]]] = [
-    (llama(2, tied=True), 2, {"tp": 2, "micro_batch": 4}),
-    (gpt2(2), 4, {"tp": 2, "zero": 2, "micro_batch": 2}),
-    (llama(2), 4, {"tp": 4, "recompute": FULL, "micro_batch": 4}),
-    (llama(2), 4, {"cp": 2, "zero": 2, "micro_batch": 2}),
-    (gpt2(2), 4, {"pp": 2, "zero": 2}),
-    (llama(4), 2, {"pp": 2, "vpp": 2, "recompute": FULL}),
-    (llama(2, tied=True), 4, {"pp": 2, "tp": 2, "micro_batch": 4}),
-    (llama(2), 8, {"pp": 2, "tp": 2, "cp": 2, "cp_kind": "a2a", "micro_batch": 4}),
-]
-
-
-@pytest.mark.parametrize(("spec", "ranks", "degrees"), COMBINED, ids=lambda x: getattr(x, "name", str(x)))
-def test_axes_together_equal_one_process(spec: ModelSpec, ranks: int, degrees: dict[str, Any]) -> None:
-    verdict = verdict_of(spec, ranks, **degrees)
-    assert verdict.passed, verdict.failures()
-
-
-CONTROLS: list[tuple[ModelSpec, int, dict[str, Any], set[str]]] = [
-    (
-        gpt2(1), 2, {"tp": 2, "micro_batch": 8},
-        {
-            "parallel.data.sum_pieces", "parallel.tensor.RowLinear.forward",
-            "parallel.tensor._Columns.backward", "parallel.vocabulary.VocabEmbedding.forward",
-            "parallel.vocabulary._CrossEntropy.forward", "trainer.Trainer.gradients",
-        },
-    ),
-    (
-        gpt2(2), 2, {"pp": 2, "zero": 0, "micro_batch": 4},
-        {"parallel.data.sum_pieces", "trainer.Trainer.gradients"},
-    ),
-    (
-        llama(1), 4, {"zero": 2, "dp_replicate": 2, "micro_batch": 2},
-        {
-            "loss.global_valid_tokens", "parallel.data.Bucket.finish", "parallel.data.Bucket.reduce",
-            "trainer.Trainer.gradients",
-        },
-    ),
-    (
-        llama(1), 2, {"zero": 0, "micro_batch": 4},
-        {"loss.global_valid_tokens", "parallel.data.Bucket.reduce", "trainer.Trainer.gradients"},
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("spec", "ranks", "degrees", "expected"), CONTROLS, ids=["tp", "pp-tied", "hsdp", "dp"])
-def test_every_sum_has_a_control(spec: ModelSpec, ranks: int, degrees: dict[str, Any], expected: set[str]) -> None:
-    """Sums are collected by tracing: one that is not in the table fails, and each of them, spoiled, fails the proof."""
-    layout = layout_of(spec, ranks, **degrees)
-    proof = proof_of(spec)
-
-    def traced(rank: int) -> list[Any]:
-        with Sums() as sums:
-            observe(proof, layout, Mesh(layout))
-        return list(sums.sites)
-
-    def spoiled(site: Any, how: Spoil) -> Verdict:
-        def run(rank: int) -> Any:
-            with Spoiled(site, how):
-                return observe(proof, layout, Mesh(layout))
-
-        return compare(spec, layout, reference_of(spec), run_ranks(ranks, run))
-
-    sites = {site for rank in run_ranks(ranks, traced) for site in rank}
-    assert {f"{site.module}.{site.function}" for site in sites} == expected
-    for site in sites:
-        for how in ("drop", "double"):
-            assert not spoiled(site, how).passed, f"{how} {site} went unnoticed"
+from fivefold.train.verify import Part, compare
+from fivefold.train.verify.controls import Site, Sums
 
 
 def test_what_is_missing_or_wrong_is_found() -> None:
@@ -117,7 +44,38 @@ def test_the_contract() -> None:
     assert len(answer["losses"]) == 4
 
 
-def test_clipping_is_active_in_the_proof() -> None:
-    clip = proof_of(llama(1)).adamw.clip
-    assert clip is not None
-    assert all(norm > clip for norm in reference_of(llama(1)).grad_norms)
+def test_relative_errors_are_the_bounds_without_the_tolerance() -> None:
+    spec = llama(1)
+    layout = layout_of(spec, 1)
+    [report] = reports_of(spec, layout, 1)
+    name, reference = "norm.weight", reference_of(spec)
+    [place] = [i for i, part in enumerate(report.after_sgd) if part.name == name]
+    moved = list(report.after_sgd)
+    moved[place] = Part(name, 0, 0, moved[place].values * (1 + 1e-6))
+    relative = compare(spec, layout, reference, [report._replace(after_sgd=moved)]).relative
+    assert relative.weights == pytest.approx(1e-6)
+    assert max(relative.gradients, relative.norm, relative.losses) < 1e-12
+    wrong = report._replace(losses=[2 * report.losses[0], *report.losses[1:]])
+    assert compare(spec, layout, reference, [wrong]).relative.losses == pytest.approx(1)
+
+
+def test_a_sum_is_found_with_its_axis() -> None:
+    def sites(rank: int) -> list[Site]:
+        mesh = Mesh(layout_of(llama(1), 4, tp=2, micro_batch=4))
+        with Sums(mesh) as sums:
+            for axis in ("tp", "dp"):
+                dist.all_reduce(torch.ones(1), group=mesh.group(axis))
+            dist.all_reduce(torch.ones(1), op=dist.ReduceOp.MAX)  # no sum
+            dist.all_reduce(torch.ones(1), group=mesh.world_group)
+        return list(sums.sites)
+
+    assert [site.axis for site in run_ranks(4, sites)[0]] == ["tp", "dp", "world"]
+
+
+def test_a_sum_that_no_control_could_spoil_is_an_error() -> None:
+    def unknown(rank: int) -> None:
+        with Sums():
+            dist.reduce(torch.ones(1), dst=0)
+
+    with pytest.raises(RankFailure, match="has no control"):
+        run_ranks(2, unknown)

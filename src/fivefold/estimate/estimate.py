@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -29,11 +30,12 @@ from fivefold.estimate.result import (
     Tensor,
     Traffic,
 )
+from fivefold.estimate.trainer_traffic import trainer_traffic
 from fivefold.estimate.variants import module_bits
 from fivefold.layout.columns import Columns
-from fivefold.layout.layout import RECOMPUTE_KINDS, RECOMPUTE_MODULES, Layout
+from fivefold.layout.layout import RECOMPUTE_KINDS, RECOMPUTE_MODULES, SCHEDULES, Layout, ResolvedLayout
 from fivefold.layout.rules import Context, violations
-from fivefold.layout.stages import check_degrees, resolve_row
+from fivefold.layout.stages import check_degrees, homes, resolve_row
 from fivefold.layout.typed import check_layout, check_workload
 from fivefold.layout.workload import Workload
 from fivefold.model import count_params, training_flops_per_token
@@ -60,7 +62,7 @@ def estimate(model: ModelSpec, cluster: Cluster, work: Workload, layout: Layout,
     context = rule_context(model, cluster, work, runtime)
     broken = tuple(_as_violation(found) for found in violations(columns, context))
     problem = Problem(model, cluster, work, profile)
-    detail = None if broken else _Detail(problem, columns)
+    detail = None if broken else _Detail(problem, columns, resolved)
     return Estimate(
         layout=resolved,
         valid=not broken,
@@ -171,8 +173,9 @@ def _as_violation(found) -> RuleViolation:
 class _Detail:
     """Everything that is said about one valid layout; from the kernel's arrays of one row and every pipeline rank."""
 
-    def __init__(self, problem: Problem, columns: Columns) -> None:
+    def __init__(self, problem: Problem, columns: Columns, layout: ResolvedLayout) -> None:
         self.problem = problem
+        self.layout = layout
         self.columns = columns
         self.kernel = Kernel(problem, self.columns, every_rank=True)
         self.kind = RECOMPUTE_KINDS[int(self.columns.recompute_kind[0])]
@@ -328,7 +331,7 @@ class _Detail:
         again = kernel.table.again[0, : int(c.pp[0])].sum(axis=0)
         bits = np.flatnonzero(module_bits(c.recompute_kind, c.recompute_modules)[:, 0])
         per_rank = sum(
-            float(again[index] * (cost.flops[0] if self.kind == "full" else cost.module_flops[bits, 0].sum()))
+            float(again[index] * (cost.full_flops[0] if self.kind == "full" else cost.module_flops[bits, 0].sum()))
             for index, cost in enumerate(kernel.costs)
         )
         return per_rank * int(c.tp[0] * c.cp[0]) / (int(c.micro_batch[0]) * self.problem.work.seq_len)
@@ -336,7 +339,17 @@ class _Detail:
     # ---------------------------------------------------------------- traffic
 
     def _traffic(self) -> tuple[Traffic, ...]:
+        if self.problem.runtime.sharding == "buckets":
+            return tuple(self._trainer_traffic())
         return (*self._block_traffic(), *self._pipeline_traffic(), *self._reduction_traffic())
+
+    def _trainer_traffic(self) -> Iterator[Traffic]:
+        """Every collective of the slowest rank; an owner's exposed seconds are shared by its bytes."""
+        moved = trainer_traffic(self.kernel, self.layout, self.slowest)
+        for each in moved:
+            whole = sum(other.bytes_sent for other in moved if other.owner == each.owner)
+            exposed = self.step.breakdown_s[each.owner] * each.bytes_sent / whole
+            yield self._row(each.axis, each.collective, each.placement, each.count, each.bytes_sent, exposed)
 
     def _block_traffic(self) -> list[Traffic]:
         """Collectives inside blocks and items on the slowest rank, summed by axis and operation."""
@@ -376,8 +389,11 @@ class _Detail:
         pp, vpp = int(self.columns.pp[0]), int(self.columns.vpp[0])
         if pp == 1:
             return []
-        at_end = self.slowest in (0, pp - 1)
-        count = self.micro_batches * (2 * vpp - (1 if at_end else 0))
+        where = homes(pp, vpp, SCHEDULES[int(self.columns.schedule[0])])
+        # A chunk's activation goes to the next stage and its gradient to the one before, unless this rank has that too.
+        neighbours = [stage + step for stage in where[self.slowest] for step in (1, -1)]
+        sent = [stage for stage in neighbours if 0 <= stage < pp * vpp and stage not in where[self.slowest]]
+        count = self.micro_batches * len(sent)
         size = float(self.kernel.boundary_bytes(_ONE)[0])
         exposed = self.step.breakdown_s["pp"]
         return [self._row("pp", "send", self.kernel.boundary(_ONE), count, count * size, exposed)]

@@ -15,7 +15,7 @@ from fivefold.estimate.arrays import by_value, codes, distinct, dot
 from fivefold.estimate.memory import MASTER_BYTES, MemoryModel
 from fivefold.estimate.plans import Partition
 from fivefold.estimate.problem import Problem
-from fivefold.estimate.reduction import WEIGHT_BYTES
+from fivefold.layout.layout import SPLIT_BACKWARD
 from fivefold.schedule import pipeline_seconds
 
 
@@ -60,24 +60,27 @@ class Kernel(MemoryModel):
         """
         transfer = self.exchange_seconds(rows) if transfer is None else transfer
         first, case = distinct([self.plan[rows], self.variant[rows], codes(transfer)])
-        shapes: dict[tuple[str, int, int, int], list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
+        shapes: dict[tuple[str, int, int, int], list[tuple[np.ndarray, ...]]] = {}
         for number, at in by_value(self.plan[rows[first]]):
-            part, schedule, m = self.plans[number]
+            part, schedule, m, _ = self.plans[number]
             stage_s = self.stage_seconds(part, self.variant[rows[first[at]]])
             shapes.setdefault((schedule, part.pp, m, part.vpp), []).append((at, *stage_s))
         seconds = np.empty(len(first))
         for shape, members in shapes.items():
-            at, forward, backward = (np.concatenate(columns) for columns in zip(*members, strict=True))
-            seconds[at] = pipeline_seconds(*shape, forward, backward, transfer[first[at]])
+            at, forward, backward, weight = (np.concatenate(columns) for columns in zip(*members, strict=True))
+            apart = {"weight_grad_s": weight} if shape[0] in SPLIT_BACKWARD else {}
+            seconds[at] = pipeline_seconds(*shape, forward, backward, transfer[first[at]], **apart)
         return seconds[case]
 
-    def stage_seconds(self, part: Partition, variant: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Forward and backward seconds of one micro-batch on every virtual stage, each [n, V]."""
+    def stage_seconds(self, part: Partition, variant: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Forward and backward seconds of one micro-batch on every virtual stage, and the part of backward that a
+        schedule which splits it can put off, each [n, V]."""
         v, overhead = self.variants, self.problem.runtime.micro_batch_overhead_s / 2
         every = part.plain_unique + part.again_unique
         forward = v.forward_s[variant] @ every.T + overhead
         backward = v.backward_s[variant] @ every.T + v.again_s[variant] @ part.again_unique.T + overhead
-        return forward[:, part.of_stage], backward[:, part.of_stage]
+        weight = v.weight_grad_s[variant] @ every.T
+        return forward[:, part.of_stage], backward[:, part.of_stage], weight[:, part.of_stage]
 
     def exposed_reduction_seconds(self, rows: np.ndarray) -> np.ndarray:
         """Seconds of gradient reduction and parameter gather that neither backward nor forward hides, worst rank, [n].
@@ -96,19 +99,26 @@ class Kernel(MemoryModel):
         dense, expert = self.rank_parameters(rows)
         reduce_s, gather_s = self.reduction_seconds(rows, dense, expert)
         buckets = np.maximum((dense + expert) / self.bucket_elements(rows)[:, None], 1)
+        # Beside compute one bucket goes after the other, each with the latency of a collective of its own.
+        whole = np.ceil(buckets)
+        bucket_reduce_s, bucket_gather_s = self.reduction_seconds(rows, dense / whole, expert / whole)
         exposed = np.zeros_like(dense)
-        for seconds, overlapped, passing, late in (
-            (reduce_s, c.overlap_grad[rows], backward, late_backward),
-            (gather_s, c.overlap_param[rows], forward, late_forward),
+        by_unit = self.problem.by_unit & (c.zero[rows] == 3)
+        for at_once, bucket_s, overlapped, passing, late in (
+            (reduce_s, bucket_reduce_s, c.overlap_grad[rows], backward, late_backward),
+            (gather_s, bucket_gather_s, c.overlap_param[rows], forward, late_forward),
         ):
+            seconds = whole * bucket_s
             tail = np.maximum(seconds / buckets - late, 0)
             hidden = np.maximum(seconds - passing - late, tail)
-            exposed = exposed + np.where(overlapped[:, None], hidden, seconds)
-        return (exposed * table.exists[plan]).max(axis=1)
+            exposed = exposed + np.where(overlapped[:, None], hidden, at_once)
+        worst = (exposed * table.exists[plan]).max(axis=1)
+        return np.where(by_unit, self._ends_of_step(rows), worst) if by_unit.any() else worst
 
     def bucket_elements(self, rows: np.ndarray) -> np.ndarray:
-        """Parameters per gradient bucket, [n] (Megatron-LM: the larger of a constant and 1,000,000 per replica)."""
-        return np.maximum(self.problem.runtime.grad_buckets, 1_000_000 * self.columns.dp[rows])
+        """Parameters per gradient bucket, [n]: the larger of a constant and so many per replica."""
+        runtime = self.problem.runtime
+        return np.maximum(runtime.grad_buckets, runtime.grad_bucket_growth * self.columns.dp[rows])
 
     def _ends_of_step(self, rows: np.ndarray) -> np.ndarray:
         """Fully sharded: the first gather of a step and its last scatter have nothing to hide behind, [n]."""
@@ -116,17 +126,19 @@ class Kernel(MemoryModel):
         present = self.table.count[self.plan[rows]][:, 0] > 0
         largest = np.where(present, self.variants.dense[self.variant[rows]], 0).max(axis=1)
         cluster = self.problem.cluster
-        gather = collective_seconds(cluster, "all_gather", WEIGHT_BYTES * largest, dense_group)
+        gather = collective_seconds(cluster, "all_gather", self.problem.work.compute_bytes * largest, dense_group)
         return gather + collective_seconds(cluster, "reduce_scatter", self.grad_bytes * largest, dense_group)
 
     def optimizer_seconds(self, rows: np.ndarray) -> np.ndarray:
         """Seconds of gradient norm, update and clearing of gradients on the worst rank, [n]."""
+        if not self.trains:
+            return np.zeros(len(rows))
         dense, expert = self.rank_parameters(rows)
         over_dense, over_expert = self.shards(rows)
         sharded = dense / over_dense + expert / over_expert
         states = self.state_bytes(rows, dense + expert)
         # The norm reads gradients; the update reads them, reads and writes master and states, writes the weight.
-        moved = sharded * (2 * self.grad_bytes + 2 * (MASTER_BYTES + states) + WEIGHT_BYTES)
+        moved = sharded * (2 * self.grad_bytes + 2 * (MASTER_BYTES + states) + self.problem.work.compute_bytes)
         cleared = self.grad_bytes * (sharded if self.problem.fully_sharded else dense + expert)
         seconds = streaming_seconds(self.pricer.curve, self.problem.cluster.gpu, (moved + cleared).max(axis=1), 4)
         if self.optimizer.newton_schulz:

@@ -45,6 +45,8 @@ class Gemm:
     """[m, k] x [k, n], `groups` times (grouped over experts; m is the rows of one group).
 
     ends_block: nothing that backward needs comes after it, so a checkpoint that stops early does not run it again.
+    sixteen_bit: stays in 16 bit under recipes that quantise products.
+    waits: 1 where the weight's gradient can be computed apart from the input's, by a schedule that splits the backward.
     """
 
     name: str
@@ -55,16 +57,20 @@ class Gemm:
     groups: Column = 1
     grouped: bool = False
     ends_block: bool = False
+    waits: Column = 1
+    sixteen_bit: bool = False
 
 
 @dataclass(slots=True, frozen=True)
 class Attend:
-    """Fused attention: `flops` of the two forward products as executed (causal and windowed work only)."""
+    """Attention's core: `flops` of the two forward products as executed. With a flash kernel these are the causal and
+    windowed pairs only; without one, whole squares of scores, `scores` of them, pass through memory."""
 
     name: str
     flops: Column
     seq: Column
     head_dim: int
+    scores: Column = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -87,7 +93,8 @@ class Stream:
 class Exchange:
     """A collective on one axis. `behind`: the matrix product (its name and gradient) that hides it, if any.
 
-    ring_steps: for ring attention, how many transfers follow each other; they hide behind `Attend`.
+    ring_steps: for ring attention, how many transfers follow each other; they hide behind `Attend`. ends_block: as of a
+    Gemm.
     """
 
     name: str
@@ -98,6 +105,7 @@ class Exchange:
     behind: tuple[str, Literal["dgrad", "wgrad"]] | None = None
     ring_steps: Column = 1
     module: Module = "mixer"
+    ends_block: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -111,15 +119,20 @@ class Saved:
 
 @dataclass(slots=True, frozen=True)
 class Working:
-    """Bytes alive at one point of backward beyond what is saved; the largest of them counts."""
+    """Bytes alive at one point of backward beyond what is saved; the largest of them counts.
+
+    first: at this point none of the piece's weights has handed on its gradient yet.
+    """
 
     name: str
     bytes: Column
+    first: bool = False
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Rows by kind for one block kind or stage item. `input_bytes` is what full recomputation keeps."""
+    """Rows by kind for one block kind or stage item. `input_bytes` is what full recomputation keeps; `owed_bytes` what
+    is held beside the saved tensors while only the gradients of weights are owed, negative where less is."""
 
     name: str
     keys: int
@@ -132,6 +145,7 @@ class Ledger:
     saved: list[Saved] = field(default_factory=list)
     working: list[Working] = field(default_factory=list)
     logits_bytes: Column = 0
+    owed_bytes: Column = 0
 
     def stack(self, columns: list[Column]) -> np.ndarray:
         """[len(columns), K] float array."""

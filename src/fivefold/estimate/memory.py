@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from fivefold.estimate.arrays import distinct, dot
-from fivefold.estimate.reduction import WEIGHT_BYTES, Reductions
+from fivefold.estimate.reduction import Reductions
+from fivefold.estimate.trainer_memory import TrainerMemory
+from fivefold.layout.workload import QUANTISED
 
 MASTER_BYTES = 4
-# Under the fp8 recipes Transformer Engine keeps an fp8 copy of each weight and its transpose for all micro-batches.
-_FP8_WEIGHT_COPIES = 2
 CATEGORIES = (
     "weights",
     "gradients",
@@ -35,8 +35,8 @@ class MemoryModel(Reductions):
         over_dense, over_expert = self.shards(rows)
         sharded = dense / over_dense + expert / over_expert
         weights = runtime.weight_bytes * whole
-        if self.problem.work.precision == "fp8" and not fully:
-            weights = weights + _FP8_WEIGHT_COPIES * whole
+        if self.problem.work.precision in QUANTISED and not fully:
+            weights = runtime.quantised_weight_bytes * whole
         buffers = self.exchange_buffers(rows)
         gathered = np.zeros_like(whole)
         present = table.count[self.plan[rows]] > 0
@@ -50,14 +50,14 @@ class MemoryModel(Reductions):
             size = (self.variants.dense + self.variants.expert)[v][:, None]
             largest = np.where(present, size, 0).max(axis=-1)
             window = np.minimum((1 + runtime.prefetch_blocks) * largest, whole)
-            gathered = WEIGHT_BYTES * np.where((c.zero[rows] == 3)[:, None], window, whole)
+            gathered = self.problem.work.compute_bytes * np.where((c.zero[rows] == 3)[:, None], window, whole)
             # One piece's gradient, whole, as computed and in the dtype of its reduction, while it is scattered.
-            buffers = buffers + (WEIGHT_BYTES + self.grad_bytes) * largest
+            buffers = buffers + (self.problem.work.compute_bytes + self.grad_bytes) * largest
         return {
             "weights": weights,
             "gradients": self.grad_bytes * (sharded if fully else whole),
-            "master": MASTER_BYTES * sharded,
-            "optimizer": self.state_bytes(rows, whole) * sharded,
+            "master": MASTER_BYTES * sharded * self.trains,
+            "optimizer": self.state_bytes(rows, whole) * sharded * self.trains,
             "gathered": gathered,
             "buffers": buffers,
             "reserve": np.full_like(whole, runtime.workspace_bytes),
@@ -109,6 +109,8 @@ class MemoryModel(Reductions):
 
     def rank_memory(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Bytes by category at each rank's steady-state peak, each [n, C]; categories in contract order."""
+        if self.problem.runtime.sharding == "buckets":
+            return TrainerMemory(self, rows).rank_memory()
         static = self.static_memory(rows)
         static["activations"], static["logits"] = self.activation_memory(rows)
         return {name: static[name] for name in CATEGORIES}

@@ -7,15 +7,18 @@ rank, which holds most micro-batches; so a search pays for some four ranks, howe
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from fivefold.layout.columns import ALL_LAYERS
-from fivefold.layout.stages import Policy, blocks_per_stage
+from fivefold.layout.layout import SPLIT_BACKWARD
+from fivefold.layout.stages import Policy, blocks_per_stage, homes
 from fivefold.model.spec import ModelSpec
-from fivefold.schedule import in_flight_by_chunk, in_flight_moments
+from fivefold.schedule import in_flight_by_chunk, in_flight_moments, split_moments
 
 Runs = tuple[tuple[int, int], ...]
 ITEMS = ("embedding", "head", "mtp")
@@ -26,12 +29,14 @@ class Partition:
     """How blocks and items lie on a pipeline, whatever the schedule. V = pp·vpp virtual stages, P pieces.
 
     plain, again: [V, P] pieces of each virtual stage run without and with recomputation.
+    home: [pp, vpp] the virtual stage of each rank's chunks, which the schedule's placement says.
     of_stage: [V] index of a virtual stage's composition; plain_unique, again_unique: [U, P] the compositions.
     ranks: first rank of every class of equal ranks.
     """
 
     pp: int
     vpp: int
+    home: np.ndarray
     plain: np.ndarray
     again: np.ndarray
     of_stage: np.ndarray
@@ -52,6 +57,7 @@ def partition(
     account_for_loss: bool,
     policy: Policy,
     recompute_layers: int,
+    schedule: str = "1f1b",
 ) -> Partition:
     """The partition of a model's runs of (kind index, count).
 
@@ -63,16 +69,24 @@ def partition(
     per_stage = blocks_per_stage(
         layers, pp, vpp, first or None, last or None, policy, account_for_embedding, account_for_loss
     )
+    return partition_of(runs, mtp, pp, vpp, per_stage, recompute_layers, schedule)
+
+
+def partition_of(
+    runs: Runs, mtp: int, pp: int, vpp: int, per_stage: tuple[int, ...], recompute_layers: int, schedule: str = "1f1b"
+) -> Partition:
+    """The same for any number of blocks on each virtual stage."""
     pieces = _pieces(runs, mtp, np.array(per_stage))
+    home = np.array(homes(pp, vpp, schedule))
     again = _recomputed(runs, pieces, vpp, recompute_layers)
     plain = pieces - again
     width = pieces.shape[1]
     unique, of_stage = np.unique(np.concatenate([plain, again], axis=1), axis=0, return_inverse=True)
     of_stage = of_stage.reshape(-1)
-    contents = of_stage.reshape(vpp, pp).T
+    contents = of_stage[home]
     _, ranks = np.unique(contents, axis=0, return_index=True)
     return Partition(
-        pp, vpp, plain, again, of_stage, unique[:, :width], unique[:, width:], tuple(sorted(ranks.tolist()))
+        pp, vpp, home, plain, again, of_stage, unique[:, :width], unique[:, width:], tuple(sorted(ranks.tolist()))
     )
 
 
@@ -82,8 +96,10 @@ class PlanTable:
 
     count, again: pieces on the rank, all and recomputed ones. held_plain, held_again: the same times the micro-batches
     in flight at the rank's peak, by kind of treatment. newest_plain, newest_again: those of one micro-batch of chunk 0.
-    before, before_again: pieces of chunk 0 on all earlier ranks. rank: its number; first, last, exists: booleans.
-    held: micro-batches in flight, a chunk counting 1 / vpp.
+    before, before_again: pieces of chunk 0 on all earlier ranks. rank: its number; exists: boolean; first, last:
+    whether it holds the first and the last virtual stage.
+    held: micro-batches in flight, a chunk counting 1 / vpp. owed: pieces, as held_plain, of micro-batches that owe the
+    gradients of their weights only, under a schedule that splits the backward; apart: whether such a backward starts.
     """
 
     count: np.ndarray
@@ -92,6 +108,7 @@ class PlanTable:
     held_again: np.ndarray
     newest_plain: np.ndarray
     newest_again: np.ndarray
+    owed: np.ndarray
     before: np.ndarray
     before_again: np.ndarray
     rank: np.ndarray
@@ -99,22 +116,31 @@ class PlanTable:
     first: np.ndarray
     last: np.ndarray
     exists: np.ndarray
+    apart: np.ndarray
 
 
-def plan_table(plans: list[tuple[Partition, str, int]], *, every_rank: bool = False) -> PlanTable:
-    """The table of (partition, schedule, micro-batches) plans: one representative per class, or every rank.
+class Plan(NamedTuple):
+    """A partition under a schedule. split: whether backward is split where the schedule says so."""
+
+    part: Partition
+    schedule: str
+    micro_batches: int
+    split: bool
+
+
+def plan_table(plans: list[Plan], *, every_rank: bool = False) -> PlanTable:
+    """The table of some plans: one representative per class of ranks, or every rank.
 
     A rank whose chunks differ has one more entry, after all ranks, for each further mix of chunks that it holds at a
     peak moment; its peak is the largest of its entries.
     """
-    entries = [_entries(part, schedule, m, every_rank) for part, schedule, m in plans]
-    n, c, p = len(plans), max(len(rank) for rank, _ in entries), plans[0][0].plain.shape[1]
-    wide = np.zeros((8, n, c, p))
-    facts = np.zeros((5, n, c))
-    for i, (part, _, _) in enumerate(plans):
-        at, in_flight = entries[i]
-        plain = part.plain.reshape(part.vpp, part.pp, p)
-        again = part.again.reshape(part.vpp, part.pp, p)
+    entries = [_entries(*plan, every_rank) for plan in plans]
+    n, c, p = len(plans), max(len(rank) for rank, *_ in entries), plans[0].part.plain.shape[1]
+    wide = np.zeros((9, n, c, p))
+    facts = np.zeros((6, n, c))
+    for i, (part, *_) in enumerate(plans):
+        at, in_flight, owed = entries[i]
+        plain, again = part.plain[part.home.T], part.again[part.home.T]
         ours, ours_again = plain[:, at], again[:, at]
         k = len(at)
         wide[0, i, :k] = (ours + ours_again).sum(axis=0)
@@ -123,12 +149,14 @@ def plan_table(plans: list[tuple[Partition, str, int]], *, every_rank: bool = Fa
         wide[3, i, :k] = (ours_again * in_flight.T[:, :, None]).sum(axis=0)
         wide[4, i, :k] = ours[0]
         wide[5, i, :k] = ours_again[0]
-        wide[6, i, :k] = (np.cumsum(plain[0] + again[0], axis=0) - plain[0] - again[0])[at]
-        wide[7, i, :k] = (np.cumsum(again[0], axis=0) - again[0])[at]
+        wide[6, i, :k] = (ours * owed[:, : part.vpp].T[:, :, None]).sum(axis=0)
+        facts[5, i, :k] = owed[:, part.vpp]
+        wide[7, i, :k] = (np.cumsum(plain[0] + again[0], axis=0) - plain[0] - again[0])[at]
+        wide[8, i, :k] = (np.cumsum(again[0], axis=0) - again[0])[at]
         facts[0, i, :k] = at
         facts[1, i, :k] = in_flight.sum(axis=1) / part.vpp
-        facts[2, i, :k] = at == 0
-        facts[3, i, :k] = at == part.pp - 1
+        facts[2, i, :k] = (part.home == 0).any(axis=1)[at]
+        facts[3, i, :k] = (part.home == part.pp * part.vpp - 1).any(axis=1)[at]
         facts[4, i, :k] = 1
     return PlanTable(
         *wide,
@@ -137,32 +165,59 @@ def plan_table(plans: list[tuple[Partition, str, int]], *, every_rank: bool = Fa
         first=facts[2] > 0,
         last=facts[3] > 0,
         exists=facts[4] > 0,
+        apart=facts[5] > 0,
     )
 
 
 @lru_cache(maxsize=16384)
-def _entries(part: Partition, schedule: str, m: int, every_rank: bool) -> tuple[np.ndarray, np.ndarray]:
-    """(rank of each entry, its micro-batches in flight by chunk [entries, vpp]), one entry per rank first."""
+def _entries(
+    part: Partition, schedule: str, m: int, split: bool, every_rank: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(rank of each entry, its micro-batches in flight by chunk [entries, vpp], [entries, vpp + 1] how many of them owe
+    the gradients of their weights only and whether a backward that is split starts), one entry per rank first."""
     ranks = np.arange(part.pp) if every_rank else np.array(part.ranks)
-    held = in_flight_by_chunk(schedule, part.pp, m, part.vpp)[ranks].copy()
     blocks = part.plain.shape[1] - len(ITEMS)
     content = np.concatenate([part.plain[:, :blocks], part.again[:, :blocks]], axis=1)
-    content = content.reshape(part.vpp, part.pp, -1)[:, ranks]
-    uneven = (content != content[:1]).any(axis=(0, 2))
-    if not uneven.any():
-        return ranks, held
-    moments = in_flight_moments(schedule, part.pp, m, part.vpp)
+    content = content[part.home.T][:, ranks]
+    if split and schedule in SPLIT_BACKWARD:
+        waiting, owed, apart = split_moments(schedule, part.pp, m, part.vpp)
+        moments = np.concatenate([waiting, owed, apart[..., None]], axis=2)[:, ranks]
+        return _with_mixes(ranks, content, moments, range(len(ranks)))
+    first = in_flight_by_chunk(schedule, part.pp, m, part.vpp, split=split)[ranks].copy()
+    nothing = np.zeros((len(first), part.vpp + 1), dtype=np.int64)
+    uneven = np.flatnonzero((content != content[:1]).any(axis=(0, 2)))
+    if not len(uneven):
+        return ranks, first, nothing
+    moments = in_flight_moments(schedule, part.pp, m, part.vpp, split=split)[:, ranks]
+    moments = np.concatenate([moments, np.zeros((*moments.shape[:2], part.vpp + 1), dtype=np.int64)], axis=2)
+    moments[0, :, : part.vpp] = first
+    return _with_mixes(ranks, content, moments, uneven.tolist())
+
+
+def _with_mixes(
+    ranks: np.ndarray, content: np.ndarray, moments: np.ndarray, several: Iterable[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The entries of ranks of which some hold different mixes at several moments.
+
+    content: [vpp, ranks, pieces]. moments: [K, ranks, 2 vpp + 1]: by chunk what waits for its backward and what owes
+    the rest of it, and whether a backward that is split starts. several: the ranks of which every undominated mix
+    counts; of the others the first moment.
+    """
+    vpp = len(content)
+    first = moments[0].copy()
     extra_ranks: list[int] = []
-    extra_held: list[np.ndarray] = []
-    for i in np.flatnonzero(uneven).tolist():
-        mixes = np.unique(moments[:, ranks[i]], axis=0)
-        mixes = mixes[_undominated(mixes @ content[:, i])]
-        held[i] = mixes[0]
+    extra: list[np.ndarray] = []
+    for i in several:
+        mixes = np.unique(moments[:, i], axis=0)
+        waiting, owed, apart = mixes[:, :vpp], mixes[:, vpp : 2 * vpp], mixes[:, 2 * vpp :]
+        weights = np.concatenate([waiting @ content[:, i], owed @ content[:, i], apart], axis=1)
+        mixes = mixes[_undominated(weights)]
+        first[i] = mixes[0]
         extra_ranks += [int(ranks[i])] * (len(mixes) - 1)
-        extra_held += [*mixes[1:]]
-    if not extra_ranks:
-        return ranks, held
-    return np.append(ranks, extra_ranks), np.concatenate([held, extra_held])
+        extra += [*mixes[1:]]
+    if extra_ranks:
+        ranks, first = np.append(ranks, extra_ranks), np.concatenate([first, extra])
+    return ranks, first[:, :vpp] + first[:, vpp : 2 * vpp], first[:, vpp:]
 
 
 def _undominated(vectors: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ beside it, or (ring attention) behind attention itself. Only what is left over i
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cache
 
@@ -16,17 +17,24 @@ from fivefold.cluster.compute import (
     Kind,
     Precision,
     attention_seconds,
+    batched_gemm_seconds,
     gemm_seconds,
     grouped_gemm_seconds,
     streaming_seconds,
 )
 from fivefold.cluster.groups import Placement, place
-from fivefold.estimate.ledger import Column, Exchange, Ledger, Stream, Weight
+from fivefold.estimate import by_operation
+from fivefold.estimate.ledger import Attend, Column, Exchange, Gemm, Ledger, Stream, Weight
 from fivefold.estimate.shard import Shard
 from fivefold.layout.columns import RECOMPUTE_MODULES
+from fivefold.layout.workload import QUANTISED, Workload
 from fivefold.runtime import Profile
 
 _KINDS: tuple[Kind, ...] = ("fwd", "dgrad", "wgrad")
+_SELECTIVE = RECOMPUTE_MODULES.index("core_attn")  # what selective recomputation is where no module is named
+# Bytes moved to quantise an element: read in 16 bit, written as it lies and transposed. Block scales differ along rows
+# and columns, so that those recipes read twice (Transformer Engine, from memory).
+_CAST_BYTES = {"fp8": 4.0, "mxfp8": 6.0, "nvfp4": 5.1}
 OWNERS = ("compute", "tp", "cp", "ep")
 _OWNER_OF_AXIS = {"tp": 1, "cp": 2, "ep": 3, "etp": 3}
 
@@ -35,17 +43,20 @@ _OWNER_OF_AXIS = {"tp": 1, "cp": 2, "ep": 3, "etp": 3}
 class Cost:
     """One ledger priced on K keys. O owners, M recomputation modules.
 
-    forward, backward: [O, K] seconds. recompute: [M, O, K] seconds if that module alone is recomputed.
+    forward, backward: [O, K] seconds. weight_grad: [K] of backward's compute, what a schedule that splits the backward
+    can put off. recompute: [M, O, K] seconds if that module alone is recomputed.
     saved_bytes: [K]; dropped_bytes: [M, K] of them if that module is recomputed; input_bytes: [K] kept by full
     recomputation. working_bytes: [K] largest backward working set. logits_bytes: [K].
     dense, expert: [K] parameter elements per rank; matrix, factored likewise for Muon and Adafactor.
     wgrad_mixer, wgrad_feed: [K] cached gradient placeholders by sublayer. newton_schulz: [K] FLOPs of Muon's update.
     flops: [K] executed forward, module_flops: [M, K].
-    exchanges: every collective with its exposed seconds, [K]. full: [O, K] seconds of recomputing everything.
+    exchanges: every collective with its exposed seconds, [K]. full: [O, K] seconds of recomputing everything, and
+    full_flops: [K] its FLOPs.
     """
 
     forward: np.ndarray
     backward: np.ndarray
+    weight_grad: np.ndarray
     recompute: np.ndarray
     saved_bytes: np.ndarray
     dropped_bytes: np.ndarray
@@ -63,18 +74,22 @@ class Cost:
     module_flops: np.ndarray
     exchanges: tuple[tuple[Exchange, np.ndarray], ...]
     full: np.ndarray
+    full_flops: np.ndarray
 
 
 class Pricer:
     """Prices ledgers of one set of keys on one cluster."""
 
-    def __init__(self, cluster: Cluster, runtime: Profile, precision: Precision, shard: Shard) -> None:
+    def __init__(self, cluster: Cluster, runtime: Profile, work: Workload, shard: Shard) -> None:
         self.cluster = cluster
         self.gpu = cluster.gpu
         self.curve = load_curve_of(cluster)
         self.runtime = runtime
         self.attention_kernel = next((name for name in runtime.attention_kernels if name in self.curve.attention), None)
-        self.precision: Precision = precision
+        self.precision: Precision = work.precision
+        self.sixteen_bit: Precision = "fp16" if work.precision == "fp16" else "bf16"
+        self.unfused = work.attention == "unfused"
+        self.frozen = work.trained == "adapters"
         self.shard = shard
         self.placements: dict[str, Placement] = {
             "tp": place(cluster, shard.tp, np.ones_like(shard.tp)),
@@ -85,9 +100,8 @@ class Pricer:
 
     def product_flops_per_s(self) -> float:
         """FLOP/s of large 16-bit matrix products inside a step."""
-        precision = "fp16" if self.precision == "fp16" else "bf16"
-        peak = self.gpu.peak_flops_per_s[precision]
-        return peak * self.curve.efficiency["fwd"] * self.curve.precision[precision] / self.curve.in_step
+        peak = self.gpu.peak_flops_per_s[self.sixteen_bit]
+        return peak * self.curve.efficiency["fwd"] * self.curve.precision[self.sixteen_bit] / self.curve.in_step
 
     def price(self, ledger: Ledger) -> Cost:
         keys, modules = len(self.shard), len(RECOMPUTE_MODULES)
@@ -96,18 +110,26 @@ class Pricer:
         recompute = np.zeros((modules, len(OWNERS), keys))
         flops = np.zeros(keys)
         module_flops = np.zeros((modules, keys))
-        gemm_passes, skipped = self._gemms(ledger, forward, backward, recompute, flops, module_flops)
+        gemm_passes, skipped, skipped_flops, weight_grad = self._gemms(
+            ledger, forward, backward, recompute, flops, module_flops
+        )
         attend_passes = self._attention(ledger, forward, backward, recompute, flops, module_flops)
         self._streams(ledger, forward, backward, recompute)
-        exchanges = self._exchanges(ledger, forward, backward, recompute, gemm_passes, attend_passes)
+        exchanges, skipped_exchanges = self._exchanges(ledger, forward, backward, recompute, gemm_passes, attend_passes)
+        self._wait_for_launches(ledger, forward, backward)
         dropped = np.zeros((modules, keys))
         for index, module in enumerate(RECOMPUTE_MODULES):
             dropped[index] = ledger.total([row.bytes for row in ledger.saved if _belongs(row.module, module)])
+        if self.runtime.selective_by_operation and ledger.attends:
+            # It knows no modules: whatever is named, one policy holds for the block.
+            recompute[:], dropped[:], module_flops[:] = 0.0, 0.0, 0.0
+            self._by_operation(ledger, recompute[_SELECTIVE], dropped[_SELECTIVE], module_flops[_SELECTIVE])
         working = ledger.stack([row.bytes for row in ledger.working])
         weights = ledger.weights
         return Cost(
             forward=forward,
             backward=backward,
+            weight_grad=weight_grad,
             recompute=recompute,
             saved_bytes=ledger.total([row.bytes for row in ledger.saved]),
             dropped_bytes=dropped,
@@ -124,69 +146,87 @@ class Pricer:
             flops=flops,
             module_flops=module_flops,
             exchanges=exchanges,
-            full=forward - np.concatenate([skipped[None], np.zeros((len(OWNERS) - 1, keys))]),
+            full=forward - np.concatenate([skipped[None], skipped_exchanges]),
+            full_flops=flops - skipped_flops,
         )
+
+    def _by_operation(self, ledger: Ledger, again: np.ndarray, dropped: np.ndarray, flops: np.ndarray) -> None:
+        """Selective recomputation that names no module, where the runtime chooses single operations."""
+        dropped[:] = ledger.total([row.bytes for row in ledger.saved]) - ledger.total(list(by_operation.kept(ledger)))
+        again[:], flops[:] = 0.0, 0.0
+        for row, share in zip(ledger.gemms, by_operation.redone(ledger), strict=True):
+            quantised = self._quantises(row)
+            precision = self.precision if quantised or self.precision not in QUANTISED else self.sixteen_bit
+            seconds = self._gemm_seconds(row.m, row.n, row.k, row.groups, "fwd", row.grouped, precision)
+            if quantised:
+                seconds = seconds + self._cast_seconds(np.asarray(row.m) * row.k * row.groups)
+            again[0] += share * seconds
+            flops += share * 2 * np.asarray(row.m) * row.n * row.k * row.groups
+        if ledger.streams:
+            again[0] += self.curve.in_step * self._stream_seconds(ledger, ledger.streams, "forward").sum(axis=0)
 
     # ---------------------------------------------------------------- compute
 
     def _gemms(self, ledger, forward, backward, recompute, flops, module_flops):
-        """Charges matrix products. Returns their backward times by (name, gradient), for what hides behind them, and
-        the forward time that a checkpoint which stops early does not repeat."""
+        """Charges matrix products. Returns their backward times by (name, gradient), for what hides behind them, the
+        forward time that a checkpoint which stops early does not repeat, and the backward time that can wait."""
         passes: dict[tuple[str, str], np.ndarray] = {}
-        skipped = np.zeros(len(self.shard))
-        for grouped in (False, True):
-            rows = [row for row in ledger.gemms if row.grouped is grouped]
+        skipped, skipped_flops, waiting = (np.zeros(len(self.shard)) for _ in range(3))
+        for grouped, quantised in itertools.product((False, True), repeat=2):
+            rows = [row for row in ledger.gemms if row.grouped is grouped and self._quantises(row) is quantised]
             if not rows:
                 continue
+            precision = self.precision if quantised or self.precision not in QUANTISED else self.sixteen_bit
             m, n, k = (ledger.stack([getattr(row, size) for row in rows]) for size in "mnk")
-            groups = ledger.stack([row.groups for row in rows])
-            seconds = {kind: self._gemm_seconds(m, n, k, groups, kind, grouped) for kind in _KINDS}
+            groups, waits = (ledger.stack([getattr(row, size) for row in rows]) for size in ("groups", "waits"))
+            seconds = {kind: self._gemm_seconds(m, n, k, groups, kind, grouped, precision) for kind in _KINDS}
+            if quantised:
+                seconds["fwd"] += self._cast_seconds(m * k * groups)
+                seconds["dgrad"] += self._cast_seconds(m * n * groups)
+            if self.frozen:
+                seconds["wgrad"] = np.zeros_like(seconds["wgrad"])
             work = 2 * m * n * k * groups
             flops += work.sum(axis=0)
             forward[0] += seconds["fwd"].sum(axis=0)
             backward[0] += seconds["dgrad"].sum(axis=0) + seconds["wgrad"].sum(axis=0)
+            waiting += (waits * seconds["wgrad"]).sum(axis=0)
             for index, row in enumerate(rows):
                 passes[row.name, "dgrad"] = seconds["dgrad"][index]
                 passes[row.name, "wgrad"] = seconds["wgrad"][index]
                 if row.ends_block and self.runtime.checkpoint_stops_early:
                     skipped += seconds["fwd"][index]
+                    skipped_flops += work[index]
+                    continue
                 for bit in _modules(row.module):
                     recompute[bit, 0] += seconds["fwd"][index]
                     module_flops[bit] += work[index]
-        return passes, skipped
+        return passes, skipped, skipped_flops, waiting
 
-    def _gemm_seconds(self, m, n, k, groups, kind: Kind, grouped: bool) -> np.ndarray:
+    def _quantises(self, row: Gemm) -> bool:
+        return self.precision in QUANTISED and not row.sixteen_bit
+
+    def _cast_seconds(self, elements: np.ndarray) -> np.ndarray:
+        """Seconds to quantise an operand for its products, by row and by column."""
+        return self.curve.in_step * streaming_seconds(self.curve, self.gpu, _CAST_BYTES[self.precision] * elements)
+
+    def _gemm_seconds(self, m, n, k, groups, kind: Kind, grouped: bool, precision: Precision) -> np.ndarray:
         if kind == "dgrad":
             n, k = k, n
         elif kind == "wgrad":
             m, n, k = (n, k, m)
+        out = self.runtime.wgrad_bytes if kind == "wgrad" else None
         if grouped:
-            alone = grouped_gemm_seconds(self.curve, self.gpu, groups, m, n, k, self.precision, kind)
+            alone = grouped_gemm_seconds(self.curve, self.gpu, groups, m, n, k, precision, kind, output_bytes=out)
         else:
-            alone = gemm_seconds(self.curve, self.gpu, m, n, k, self.precision, kind)
+            alone = gemm_seconds(self.curve, self.gpu, m, n, k, precision, kind, output_bytes=out)
         return self.curve.in_step * alone
 
     def _attention(self, ledger, forward, backward, recompute, flops, module_flops) -> tuple[np.ndarray, np.ndarray]:
         keys = len(self.shard)
         total = np.zeros(keys), np.zeros(keys)
-        # Attention stays in 16 bit under every recipe.
-        precision = "fp16" if self.precision == "fp16" else "bf16"
         for row in ledger.attends:
             work = np.broadcast_to(np.asarray(row.flops, dtype=float), (keys,))
-            ahead, back = (
-                self.curve.in_step
-                * attention_seconds(
-                    self.curve,
-                    self.gpu,
-                    flops_,
-                    row.seq,
-                    row.head_dim,
-                    precision,
-                    backward=side,
-                    kernel=self.attention_kernel,
-                )
-                for flops_, side in ((work, False), (2.5 * work, True))  # flash attention's backward: five products
-            )
+            ahead, back = self._unfused_seconds(row, work) if self.unfused else self._flash_seconds(row, work)
             flops += work
             forward[0] += ahead
             backward[0] += back
@@ -195,6 +235,37 @@ class Pricer:
                 module_flops[bit] += work
             total = total[0] + ahead, total[1] + back
         return total
+
+    def _flash_seconds(self, row: Attend, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Forward and backward seconds of a flash kernel, in 16 bit under every recipe."""
+        ahead, back = (
+            attention_seconds(
+                self.curve,
+                self.gpu,
+                flops,
+                row.seq,
+                row.head_dim,
+                self.sixteen_bit,
+                backward=side,
+                kernel=self.attention_kernel,
+            )
+            for flops, side in ((work, False), (2.5 * work, True))  # flash attention's backward: five products
+        )
+        return self.curve.in_step * ahead, self.curve.in_step * back
+
+    def _unfused_seconds(self, row: Attend, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Two batched products each way over whole squares of scores, and what passes through memory between them:
+        softmax, and dropout on its output (Megatron-LM's fused kernel for the first, PyTorch's for the second)."""
+        seq = np.asarray(row.seq, dtype=float)
+        heads = np.asarray(row.scores, dtype=float) / seq**2
+        width = work / (4 * heads * seq**2)
+        curve, gpu, precision = self.curve, self.gpu, self.sixteen_bit
+        score = batched_gemm_seconds(curve, gpu, heads, seq, seq, width, precision)
+        value = batched_gemm_seconds(curve, gpu, heads, seq, width, seq, precision)
+        # 16-bit scores: softmax reads and writes; dropout reads, writes and writes a mask; backward reads two of each.
+        ahead = streaming_seconds(curve, gpu, 9 * heads * seq**2, 2)
+        back = streaming_seconds(curve, gpu, 11 * heads * seq**2, 2)
+        return curve.in_step * (score + value + ahead), curve.in_step * (score + 3 * value + back)
 
     def _streams(self, ledger, forward, backward, recompute) -> None:
         rows = ledger.streams
@@ -217,11 +288,34 @@ class Pricer:
         kernels = np.array([[getattr(row, f"{side}_kernels")] for row in rows]) * (size > 0)
         return streaming_seconds(self.curve, self.gpu, size, kernels)
 
+    def _wait_for_launches(self, ledger: Ledger, forward: np.ndarray, backward: np.ndarray) -> None:
+        """Charges to compute what the host needs beyond the GPU to launch a piece's operations one by one.
+
+        Products and attention launch once forward and twice backward, collectives once where they move something.
+        """
+        if not self.runtime.launch_host_s:
+            return
+        attends = len(ledger.attends) * (4 if self.unfused else 1)
+        for side, passes, times in (("forward", 1, forward), ("backward", 2, backward)):
+            # What a key does not have moves nothing and launches nothing.
+            moved = [getattr(row, f"{side}_bytes") for row in ledger.streams]
+            moved += [
+                row.bytes * (self.placements[row.axis].n > 1) * row.ring_steps
+                for row in ledger.exchanges
+                if row.when == side
+            ]
+            kernels = [getattr(row, f"{side}_kernels") for row in ledger.streams]
+            kernels += [1] * (len(moved) - len(kernels))
+            launches = passes * (len(ledger.gemms) + attends) + np.array(kernels) @ (ledger.stack(moved) > 0)
+            times[0] += np.maximum(self.runtime.launch_host_s * launches - times.sum(axis=0), 0.0)
+
     # ---------------------------------------------------------------- communication
 
     def _exchanges(self, ledger, forward, backward, recompute, gemm_passes, attend_passes):
-        """Charges what is exposed of every collective to its owner; returns them with their exposed seconds."""
+        """Charges what is exposed of every collective to its owner; returns them with their exposed seconds, and the
+        seconds that a checkpoint which stops early does not repeat, by owner but compute."""
         exposed: list[tuple[Exchange, np.ndarray]] = []
+        skipped = np.zeros((len(OWNERS) - 1, len(self.shard)))
         beside_share = {"dgrad": self.runtime.tp_beside_dgrad_hidden, "wgrad": self.runtime.tp_beside_wgrad_hidden}
         hidden = {"tp": self.runtime.tp_overlap_hidden, "ep": self.runtime.ep_overlap_hidden}
         overlap = {"tp": self.shard.overlap_tp, "ep": self.shard.overlap_ep}
@@ -241,12 +335,15 @@ class Pricer:
             owner = _OWNER_OF_AXIS[row.axis]
             if row.when == "forward":
                 forward[owner] += seconds
-                for bit in _modules(row.module):
-                    recompute[bit, owner] += seconds
+                if row.ends_block and self.runtime.checkpoint_stops_early:
+                    skipped[owner - 1] += seconds
+                else:
+                    for bit in _modules(row.module):
+                        recompute[bit, owner] += seconds
             else:
                 backward[owner] += seconds
             exposed.append((row, seconds))
-        return tuple(exposed)
+        return tuple(exposed), skipped
 
     def exchange_seconds(self, ledger: Ledger) -> list[tuple[Exchange, np.ndarray]]:
         """Every collective with its unhidden time, [K]; one cost call per axis and operation."""

@@ -13,11 +13,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fivefold.estimate.blocks import BlockWriter
+from fivefold.estimate.items import ItemWriter
 from fivefold.estimate.ledger import Ledger
 from fivefold.estimate.price import Cost, Pricer
 from fivefold.estimate.problem import Problem
 from fivefold.estimate.shard import Shard
+from fivefold.estimate.trainer_blocks import TrainerWriter
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,10 +59,11 @@ def _remembered(problem: _ByContent, shard: _ByContent) -> PricedKeys:
 
 def _priced(problem: Problem, shard: Shard) -> PricedKeys:
     model = problem.model
-    writer = BlockWriter(model, problem.work, problem.runtime, shard)
+    write = TrainerWriter if problem.runtime.sharding == "buckets" else ItemWriter
+    writer = write(model, problem.work, problem.runtime, shard)
     mtp = writer.mtp() if model.mtp else writer.nothing("mtp")
     ledgers = (*(writer.block(kind) for kind in model.kinds), writer.embedding(), writer.head(), mtp)
-    pricer = Pricer(problem.cluster, problem.runtime, problem.work.precision, shard)
+    pricer = Pricer(problem.cluster, problem.runtime, problem.work, shard)
     costs = tuple(pricer.price(ledger) for ledger in ledgers)
     head_weight = writer.head_weight()
     if not model.tied_embeddings:

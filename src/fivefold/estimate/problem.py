@@ -22,3 +22,8 @@ class Problem:
     @property
     def fully_sharded(self) -> bool:
         return self.runtime.sharding == "fully_sharded"
+
+    @property
+    def by_unit(self) -> bool:
+        """Whether some ZeRO stages of the runtime gather and scatter unit by unit, in every micro-batch."""
+        return self.runtime.sharding in ("fully_sharded", "buckets")

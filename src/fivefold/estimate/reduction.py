@@ -12,8 +12,9 @@ from fivefold.estimate.problem import Problem
 from fivefold.estimate.tables import Tables
 from fivefold.estimate.variants import Variants
 from fivefold.layout.columns import Columns
+from fivefold.layout.layout import SCHEDULES, V_SHAPED
 
-WEIGHT_BYTES = 2  # of a parameter as it is gathered for compute
+_IS_V = np.array([name in V_SHAPED for name in SCHEDULES])
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,14 +32,18 @@ class Reductions(Tables):
 
     def __init__(self, problem: Problem, columns: Columns, *, every_rank: bool = False) -> None:
         super().__init__(problem, columns, every_rank=every_rank)
-        if problem.fully_sharded:
+        if problem.by_unit:
             self._add_gathers(self.variants, self.variant_rows)
 
     def _add_gathers(self, table: Variants, rows: np.ndarray) -> None:
         """Each piece's parameters are gathered while the piece before computes and its gradients scattered while the
-        next one does; what compute does not hide is exposed. ZeRO-2 gathers once, in forward; ZeRO-3 in both passes."""
+        next one does; what compute does not hide is exposed. ZeRO-2 gathers once, in forward; ZeRO-3 in both passes.
+        fivefold's trainer gathers under ZeRO-3 alone, and scatters every micro-batch from ZeRO-2 on."""
         reduce_s, gather = self.reduction_seconds(rows, table.dense, table.expert)
-        regather = np.where((self.columns.zero[rows] == 3)[:, None], gather, 0)
+        zero = self.columns.zero[rows][:, None]
+        if not self.problem.fully_sharded:
+            gather, reduce_s = np.where(zero == 3, gather, 0), np.where(zero >= 2, reduce_s, 0)
+        regather = np.where(zero == 3, gather, 0)
         table.gather_forward = np.maximum(gather - table.forward.sum(axis=2), 0)
         table.gather_backward = np.maximum(regather + reduce_s - table.backward.sum(axis=2), 0)
         table.total()
@@ -72,7 +77,8 @@ class Reductions(Tables):
             reduce_s += np.where(sharded, scatter, _seconds(cluster, "all_reduce", grad * elements, group))
             if (replicas.n > 1).any():
                 reduce_s += _seconds(cluster, "all_reduce", grad * elements / shards, replicas)
-            gather_s += np.where(sharded, _seconds(cluster, "all_gather", WEIGHT_BYTES * elements, group), 0)
+            gathered = self.problem.work.compute_bytes * elements * (self.trains or self.problem.fully_sharded)
+            gather_s += np.where(sharded, _seconds(cluster, "all_gather", gathered, group), 0)
         return reduce_s, gather_s
 
     def tied_reduction_seconds(self, rows: np.ndarray) -> np.ndarray:
@@ -83,9 +89,11 @@ class Reductions(Tables):
         return collective_seconds(self.problem.cluster, "send", self.tied_bytes(rows), self.boundary(rows))
 
     def tied_bytes(self, rows: np.ndarray) -> np.ndarray:
-        """Bytes of gradients that the first and the last stage both hold, [n]; 0 without a pipeline."""
+        """Bytes of gradients that two ranks both hold, those of the first and the last stage, [n]; 0 where one rank
+        holds both stages."""
         shared = self.grad_bytes * self.copies_on_last_stage * self.head_weight[self.key[rows]]
-        return np.where(self.columns.pp[rows] > 1, shared, 0.0)
+        apart = (self.columns.pp[rows] > 1) & ~_IS_V[self.columns.schedule[rows]]
+        return np.where(apart, shared, 0.0)
 
     def boundary(self, rows: np.ndarray) -> Placement:
         """Where the pipeline groups lie."""

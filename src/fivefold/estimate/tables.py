@@ -6,13 +6,13 @@ import numpy as np
 
 from fivefold.estimate.arrays import distinct, dot
 from fivefold.estimate.optimizers import OPTIMIZERS
-from fivefold.estimate.plans import Partition, PlanTable, kind_runs, partition, plan_table
+from fivefold.estimate.plans import Plan, PlanTable, kind_runs, partition, plan_table
 from fivefold.estimate.priced import priced_keys
 from fivefold.estimate.problem import Problem
 from fivefold.estimate.shard import distinct_shards
 from fivefold.estimate.variants import Variants, variants
 from fivefold.layout.columns import Columns
-from fivefold.layout.layout import RECOMPUTE_KINDS, SCHEDULES
+from fivefold.layout.layout import RECOMPUTE_KINDS, SCHEDULES, V_SHAPED
 from fivefold.layout.stages import split_policy
 
 _NONE = RECOMPUTE_KINDS.index("none")
@@ -27,7 +27,9 @@ class Tables:
         self.problem = problem
         self.columns = columns
         self.optimizer = OPTIMIZERS[problem.work.optimizer]
-        self.grad_bytes = _GRAD_BYTES[problem.work.grad_dtype]
+        # 0 where adapters alone are trained: their own states and gradients are taken to cost nothing.
+        self.trains = int(problem.work.trained == "all")
+        self.grad_bytes = _GRAD_BYTES[problem.work.grad_dtype] * self.trains
         self.shard, self.key = distinct_shards(columns, problem.work.seq_len)
         priced = priced_keys(problem, self.shard)
         self.ledgers, self.costs, self.pricer = priced.ledgers, priced.costs, priced.pricer
@@ -43,23 +45,25 @@ class Tables:
         """(variant of each layout, a layout of each variant, the variants)."""
         c = self.columns
         fields = [self.key, c.recompute_kind, c.recompute_modules]
-        if self.problem.fully_sharded:
+        if self.problem.by_unit:
             fields += [c.zero, c.dp_shard, c.dp_replicate, c.edp]
         first, inverse = distinct(fields)
         table = variants(self.costs, self.key[first], c.recompute_kind[first], c.recompute_modules[first])
         return inverse, first, table
 
-    def _plans(self) -> tuple[np.ndarray, list[tuple[Partition, str, int]]]:
+    def _plans(self) -> tuple[np.ndarray, list[Plan]]:
         c, model = self.columns, self.problem.model
         layers = np.where(c.recompute_kind == _NONE, 0, c.recompute_layers)
-        split = [c.pp, c.vpp, c.first_stage_layers, c.last_stage_layers, c.account_for_embedding, c.account_for_loss]
-        fields = [*split, layers + 1, c.schedule, c.num_micro_batches]
+        # Recomputed activations exist only while their backward runs, so that nothing of it can wait (fivefold).
+        splits = c.recompute_kind == _NONE
+        stages = [c.pp, c.vpp, c.first_stage_layers, c.last_stage_layers, c.account_for_embedding, c.account_for_loss]
+        fields = [*stages, layers + 1, c.schedule, splits.astype(np.int64), c.num_micro_batches]
         first, inverse = distinct(fields)
         runs, policy = kind_runs(model), split_policy(self.problem.runtime.name)
-        plans: list[tuple[Partition, str, int]] = []
-        for *where, again, schedule, m in zip(*(field[first].tolist() for field in fields), strict=True):
-            part = partition(runs, model.mtp, *where, policy, again - 1)
-            plans.append((part, SCHEDULES[schedule], m))
+        plans: list[Plan] = []
+        for *where, again, schedule, split, m in zip(*(field[first].tolist() for field in fields), strict=True):
+            part = partition(runs, model.mtp, *where, policy, again - 1, _placed_like(SCHEDULES[schedule]))
+            plans.append(Plan(part, SCHEDULES[schedule], m, bool(split)))
         return inverse, plans
 
     def rank_parameters(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -92,4 +96,9 @@ class Tables:
 
     def boundary_bytes(self, rows: np.ndarray) -> np.ndarray:
         """Bytes of a micro-batch's hidden state as one rank sends it to the next stage, [n]."""
-        return 2 * self.shard.norm_tokens[self.key[rows]] * self.problem.model.hidden
+        return self.problem.work.compute_bytes * self.shard.norm_tokens[self.key[rows]] * self.problem.model.hidden
+
+
+def _placed_like(schedule: str) -> str:
+    """One schedule for all that place their stages alike, so that they share partitions."""
+    return "zbv" if schedule in V_SHAPED else "1f1b"

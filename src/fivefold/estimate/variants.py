@@ -25,7 +25,8 @@ class Variants:
 
     forward, backward, again: [W, P, O] seconds; `again` is what recomputation adds to backward.
     gather_forward, gather_backward: [W, P] exposed seconds of parameter gathers and gradient scatters.
-    forward_s, backward_s, again_s: [W, P] their sums.
+    forward_s, backward_s, again_s: [W, P] their sums. weight_grad_s: [W, P] the part of backward_s that can wait when
+    the schedule splits the backward; nothing waits in a layout that recomputes, whose activations would be gone.
     saved: [W, P] bytes kept from forward to backward; kept: what recomputation leaves of them.
     working, working_again: [W, P] largest working set of backward without and with recomputation.
     logits, dense, expert, wgrad_*, newton_schulz, matrix, factored: as in Cost, [W, P].
@@ -48,6 +49,7 @@ class Variants:
     newton_schulz: np.ndarray
     matrix: np.ndarray
     factored: np.ndarray
+    weight_grad_s: np.ndarray
     forward_s: np.ndarray
     backward_s: np.ndarray
     again_s: np.ndarray
@@ -93,6 +95,7 @@ def variants(costs: tuple[Cost, ...], key: np.ndarray, kind: np.ndarray, modules
         newton_schulz=stack("newton_schulz"),
         matrix=stack("matrix"),
         factored=stack("factored"),
+        weight_grad_s=np.where((kind == _NONE)[:, None], stack("weight_grad"), 0.0),
         forward_s=zero,
         backward_s=zero,
         again_s=zero,

@@ -17,6 +17,7 @@ from fivefold.schedule.registry import (
     in_flight_moments,
     legal,
     placement,
+    split_moments,
 )
 from fivefold.schedule.simulator import Timeline, simulate
 
@@ -39,4 +40,5 @@ __all__ = [
     "pipeline_seconds",
     "placement",
     "simulate",
+    "split_moments",
 ]

@@ -6,11 +6,14 @@ Each such schedule is an order of compute steps per rank; the transfers follow f
 from __future__ import annotations
 
 import numpy as np
+from msgspec.structs import replace
 
 from fivefold.schedule.actions import Action, ActionKind, Boundary, RankActions, exchange
 from fivefold.schedule.schedule import Ints
 
 _HELD = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.WEIGHT_GRAD: -1}
+_WAITING = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: -1, ActionKind.INPUT_GRAD: -1}
+_OWED = {ActionKind.INPUT_GRAD: 1, ActionKind.WEIGHT_GRAD: -1}
 
 
 def with_exchanges(order: list[Action], edge: Boundary, m: int) -> RankActions:
@@ -38,6 +41,18 @@ def with_exchanges(order: list[Action], edge: Boundary, m: int) -> RankActions:
     return steps
 
 
+def whole_backward(order: RankActions) -> RankActions:
+    """The same actions with every backward whole at its INPUT_GRAD, and nothing left for its WEIGHT_GRAD.
+
+    What a rank does that cannot split its backward, because its activations exist only while it runs (recomputation).
+    """
+    return [
+        replace(action, kind=ActionKind.BACKWARD) if action.kind is ActionKind.INPUT_GRAD else action
+        for action in order
+        if action.kind is not ActionKind.WEIGHT_GRAD
+    ]
+
+
 def peaks(ranks: list[RankActions], v: int) -> Ints:
     """[K, p, v] micro-batches of each chunk held by each rank, by counting: what `Schedule.held` gives at K steps.
 
@@ -59,3 +74,29 @@ def _peaks_of(actions: RankActions, v: int) -> list[tuple[int, ...]]:
     first = max(seen, key=sum)  # the first of several
     largest = [a for a in seen if not any(a != b and all(x <= y for x, y in zip(a, b, strict=True)) for b in seen)]
     return [first, *(held for held in largest if held != first)]
+
+
+def backward_moments(ranks: list[RankActions], v: int) -> tuple[Ints, Ints, Ints]:
+    """(waiting, owed, apart) at the starts of backward steps: micro-batches of each chunk of each rank, [K, p, v], that
+    wait for their backward, and that have the gradient of their input and owe those of the weights; and whether the
+    step that starts is an INPUT_GRAD, [K, p].
+
+    Row by row the moments at which a rank has no fewer of either kind, of every chunk, than at any other such moment.
+    """
+    per_rank = [_backward_moments_of(actions, v) for actions in ranks]
+    length = max(map(len, per_rank))
+    rows = np.array([[rows[k] if k < len(rows) else rows[0] for rows in per_rank] for k in range(length)])
+    return rows[..., :v], rows[..., v : 2 * v], rows[..., 2 * v]
+
+
+def _backward_moments_of(actions: RankActions, v: int) -> list[tuple[int, ...]]:
+    waiting, owed = [0] * v, [0] * v
+    seen: dict[tuple[int, ...], None] = {}
+    for action in actions:
+        if action.chunk is None:
+            continue
+        if action.kind in (ActionKind.INPUT_GRAD, ActionKind.BACKWARD):
+            seen.setdefault((*waiting, *owed, int(action.kind is ActionKind.INPUT_GRAD)))
+        waiting[action.chunk] += _WAITING.get(action.kind, 0)
+        owed[action.chunk] += _OWED.get(action.kind, 0)
+    return [a for a in seen if not any(a != b and all(x <= y for x, y in zip(a, b, strict=True)) for b in seen)]

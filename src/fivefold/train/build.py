@@ -10,12 +10,13 @@ import torch.distributed as dist
 
 from fivefold.layout import ResolvedLayout
 from fivefold.model import ModelSpec
-from fivefold.schedule.registry import placement
+from fivefold.schedule.registry import SCHEDULES, placement
 from fivefold.train.data import Batch
+from fivefold.train.dropout import Dropout
 from fivefold.train.init import initialise
 from fivefold.train.loss import CrossEntropy, cross_entropy_sum
 from fivefold.train.mesh import Group, Mesh
-from fivefold.train.model import DEFAULT_NUMERICS, Decoder, Numerics
+from fivefold.train.model import Decoder
 from fivefold.train.optimizer import Recipe
 from fivefold.train.parallel import context, recompute, tensor
 from fivefold.train.parallel.data import BUCKET_BYTES, DataParallel
@@ -31,7 +32,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """What a run needs beside the model and the layout.
 
     precision: fp64, fp32, bf16 or fp16. grad_dtype: as in Workload. seed: of the initial weights.
-    bucket_bytes: of gradients, per bucket of the data-parallel reduction.
+    bucket_bytes: of gradients, per bucket of the data-parallel reduction. dropout: see fivefold.train.dropout.
     """
 
     precision: str = "bf16"
@@ -39,8 +40,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     recipe: Recipe = Recipe()
     seed: int = 0
     device: str = "cpu"
-    numerics: Numerics = DEFAULT_NUMERICS
     bucket_bytes: int = BUCKET_BYTES
+    dropout: float = 0.0
 
     @property
     def policy(self) -> Precision:
@@ -51,13 +52,14 @@ class Stage(NamedTuple):
     """One chunk of this rank.
 
     virtual: its place in the model's order of stages. partial: names of parameters whose gradient is to be summed over
-    another group than data's, with that group.
+    another group than data's, with that group. dropout: None where nothing is dropped.
     """
 
     module: Decoder
     data: DataParallel | FullySharded
     virtual: int
     partial: dict[str, dist.ProcessGroup]
+    dropout: Dropout | None = None
 
 
 def build_stages(spec: ModelSpec, layout: ResolvedLayout, mesh: Mesh, setup: Setup) -> list[Stage]:
@@ -74,20 +76,33 @@ def build_stages(spec: ModelSpec, layout: ResolvedLayout, mesh: Mesh, setup: Set
         virtual = where.stage(mesh.index("pp"), chunk, layout.pp)
         module = Decoder(
             spec, range(first, end), embedding=virtual == 0, head=virtual == last, device="meta",
-            dtype=setup.policy.compute, numerics=setup.numerics,
+            dtype=setup.policy.compute,
         )  # fmt: skip
-        tensor.apply(module, mesh, layout.sequence_parallel)
+        tensor.apply(module, mesh, layout.sequence_parallel, layout.overlap.tp)
         tied = spec.tied_embeddings and module.embed_tokens is not None and module.lm_head is not None
         module.to_empty(device=setup.device)
         if tied:
             module.lm_head.weight = module.embed_tokens.weight  # type: ignore[union-attr]
         initialise(module, spec, setup.seed, mesh.coordinates)
         context.apply(module, mesh, layout.cp_kind)
-        recompute.apply(module, layout.recompute, left)
+        dropout = _dropout(layout, mesh, setup)
+        if dropout is not None:
+            recompute.apply(module, layout.recompute, left, dropout.contexts)
+            dropout.apply(module)
+        else:
+            recompute.apply(module, layout.recompute, left)
         left = None if left is None else max(left - (end - first), 0)
         data = _data_parallel(module, spec, layout, mesh, setup)
-        stages.append(Stage(module, data, virtual, tensor.partial_gradients(module, mesh, layout.sequence_parallel)))
+        partial = tensor.partial_gradients(module, mesh, layout.sequence_parallel)
+        stages.append(Stage(module, data, virtual, partial, dropout))
     return stages
+
+
+def _dropout(layout: ResolvedLayout, mesh: Mesh, setup: Setup) -> Dropout | None:
+    if not setup.dropout:
+        return None
+    part = (mesh.index("tp"), mesh.size("tp")) if layout.sequence_parallel else (0, 1)
+    return Dropout(setup.dropout, setup.seed, part)
 
 
 def _data_parallel(
@@ -95,8 +110,11 @@ def _data_parallel(
 ) -> DataParallel | FullySharded:
     """What sums the stage's gradients over the replicas and shards what the layout's ZeRO stage says."""
     overlap = {"overlap_grad": layout.overlap.grad, "overlap_param": bool(layout.overlap.param)}
+    whole = layout.pp == 1 or not SCHEDULES[layout.schedule].splits_backward
     if layout.zero == 3:
-        return FullySharded(module, mesh, setup.policy, rounds=layout.num_micro_batches, **overlap)
+        return FullySharded(
+            module, mesh, setup.policy, rounds=layout.num_micro_batches, whole_backward=whole, **overlap
+        )
     return DataParallel(
         module,
         mesh,
@@ -105,6 +123,7 @@ def _data_parallel(
         rounds=layout.num_micro_batches,
         bucket_bytes=setup.bucket_bytes,
         alone=frozenset({EMBEDDING, HEAD}) if spec.tied_embeddings else frozenset(),
+        whole_backward=whole,
         **overlap,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -11,34 +12,47 @@ from torch import Tensor
 from fivefold.layout import ResolvedLayout
 from fivefold.schedule.registry import actions, placement
 from fivefold.train.build import Stage
+from fivefold.train.clock import PipelineTimes
 from fivefold.train.data import Batch
+from fivefold.train.dropout import Dropout
 from fivefold.train.loss import TokenLoss
 from fivefold.train.mesh import Mesh
 from fivefold.train.parallel.peers import BoundaryTensor
 from fivefold.train.parallel.pipeline import Pipeline, decoder_stage
+from fivefold.train.parallel.pipeline import Stage as PipelineStage
 
 
 class Engine(Protocol):
     """Runs all micro-batches of a step; every parameter's gradient is accumulated once per micro-batch.
 
-    Returns the sum of loss.reported over the micro-batches, a scalar, zero on ranks without a head.
+    run() returns the sum of loss.reported over the micro-batches, a scalar, zero on ranks without a head.
+    time_with(): from now on tell these times what the pipeline does, where there is one; None: no longer.
     """
 
     def run(self, batches: Sequence[Batch], loss: TokenLoss) -> Tensor: ...
+
+    def time_with(self, times: PipelineTimes | None) -> None: ...
 
 
 class OneStage:
     """No pipeline: each micro-batch forward and backward."""
 
     def __init__(self, stage: Stage) -> None:
-        self._module = stage.module
+        self._module, self._dropout = stage.module, stage.dropout
+
+    def time_with(self, times: PipelineTimes | None) -> None:
+        """There is no pipeline."""
 
     def run(self, batches: Sequence[Batch], loss: TokenLoss) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=batches[0].tokens.device)
-        for batch in batches:
+        for micro_batch, batch in enumerate(batches):
+            if self._dropout is not None:
+                self._dropout.start(micro_batch)
             contribution = loss(self._module(batch.tokens, batch.positions), batch.labels)
             contribution.backward()
             total += loss.reported(contribution)
+            # With it goes the graph, whose hooks hold recomputed tensors, before the next forward.
+            del contribution
         return total
 
 
@@ -51,10 +65,19 @@ class Pipelined:
         self._pipelines: dict[tuple[int, ...], Pipeline] = {}
         self._batches: Sequence[Batch] = ()
         self._loss: TokenLoss | None = None
+        self._times: PipelineTimes | None = None
+
+    def time_with(self, times: PipelineTimes | None) -> None:
+        self._times = times
+        for pipeline in self._pipelines.values():
+            pipeline.observer = times
 
     def run(self, batches: Sequence[Batch], loss: TokenLoss) -> Tensor:
         self._batches, self._loss = batches, loss
-        losses = [loss.reported(each) for each in self._pipeline(batches[0].tokens).run()]
+        pipeline = self._pipeline(batches[0].tokens)
+        if self._times is not None:
+            self._times.begin()
+        losses = [loss.reported(each) for each in pipeline.run()]
         zero = torch.zeros((), dtype=torch.float64, device=batches[0].tokens.device)
         return torch.stack([zero, *(each.double() for each in losses)]).sum()
 
@@ -74,10 +97,11 @@ class Pipelined:
         count = layout.pp * layout.vpp
         split = layout.recompute.kind == "none"
         stages = [
-            decoder_stage(s.module, s.virtual, count, self._batch, self._contribution, split) for s in self._stages
+            _dropping(decoder_stage(s.module, s.virtual, count, self._batch, self._contribution, split), s.dropout)
+            for s in self._stages
         ]
         where = placement(layout.schedule)
-        return Pipeline(self._lists, mesh.index("pp"), stages, where, mesh.group("pp"), boundary)
+        return Pipeline(self._lists, mesh.index("pp"), stages, where, mesh.group("pp"), boundary, observer=self._times)
 
     def _batch(self, micro_batch: int) -> Batch:
         return self._batches[micro_batch]
@@ -86,6 +110,18 @@ class Pipelined:
         if self._loss is None:
             raise RuntimeError("a pipeline stage ran outside Pipelined.run")
         return self._loss(logits, labels)
+
+
+def _dropping(stage: PipelineStage, dropout: Dropout | None) -> PipelineStage:
+    """The stage, which tells its dropout whose forward it runs."""
+    if dropout is None:
+        return stage
+
+    def forward(micro_batch: int, received: Tensor | None) -> Tensor:
+        dropout.start(micro_batch)
+        return stage.forward(micro_batch, received)
+
+    return replace(stage, forward=forward)
 
 
 def engine_for(stages: Sequence[Stage], layout: ResolvedLayout, mesh: Mesh) -> Engine:

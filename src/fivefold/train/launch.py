@@ -2,18 +2,21 @@
 
 torchrun tells each process its place by environment variables. A rank that fails prints its own traceback and leaves at
 once, without the clean-up of process groups, which would wait for the others; gloo's peers then find their connections
-closed, and torchrun (or srun --kill-on-bad-exit) ends those that wait in NCCL.
+closed, and torchrun (or srun --kill-on-bad-exit) ends those that wait in NCCL. SIGINT and SIGTERM end a rank at once,
+also one that waits in a collective, where Python runs no handler.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -52,7 +55,8 @@ class Place(NamedTuple):
 
 class Run(Struct, frozen=True, kw_only=True):
     """How to train. rate: peak learning rate, cosine over the steps after a warm-up of a tenth. log: JSON lines.
-    peak_flops_per_s: dense peak of one GPU by precision, for the MFU on CUDA."""
+    peak_flops_per_s: dense peak of one GPU by precision, for the MFU on CUDA. stated_peak_flops_per_s: of one rank's
+    device, whichever it is, in its place. measure: see fivefold.train.measured. dropout: see fivefold.train.dropout."""
 
     steps: int
     precision: str
@@ -60,6 +64,9 @@ class Run(Struct, frozen=True, kw_only=True):
     rate: float
     log: str | None = None
     peak_flops_per_s: Mapping[str, float] = {}
+    stated_peak_flops_per_s: float | None = None
+    measure: bool = False
+    dropout: float = 0.0
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place:
@@ -112,7 +119,8 @@ def launch(job: Job, run: Run, where: Place, tell: Callable[[Metrics], None] | N
     device = _device(where)
     if where.world == 1:
         return _steps(job, run, where, device, tell)
-    return or_die(where, lambda: _in_group(job, run, where, device, tell))
+    with ending_at_once(where):
+        return or_die(where, lambda: _in_group(job, run, where, device, tell))
 
 
 def _in_group(job: Job, run: Run, where: Place, device: str, tell: Callable[[Metrics], None] | None) -> list[Metrics]:
@@ -128,11 +136,13 @@ def _steps(job: Job, run: Run, where: Place, device: str, tell: Callable[[Metric
     layout = job.resolved
     setup = Setup(
         precision=run.precision, grad_dtype=job.work.grad_dtype, recipe=recipe_of(job, run), seed=run.seed,
-        device=device,
+        device=device, dropout=run.dropout,
     )  # fmt: skip
     trainer = Trainer(job.model, layout, Mesh(layout), setup)
     source = Synthetic(job.model.vocab, job.work.seq_len, seed=run.seed)
-    peak = run.peak_flops_per_s.get(run.precision) if device.startswith("cuda") else None
+    peak = run.stated_peak_flops_per_s
+    if peak is None and device.startswith("cuda"):
+        peak = run.peak_flops_per_s.get(run.precision)
     first = where.rank == 0
     with JsonLines(run.log) if run.log is not None and first else nullcontext() as lines:
 
@@ -142,7 +152,7 @@ def _steps(job: Job, run: Run, where: Place, device: str, tell: Callable[[Metric
             if tell is not None and first:
                 tell(metrics)
 
-        return train(trainer, source, range(run.steps), peak_flops_per_s=peak, tell=heard)
+        return train(trainer, source, range(run.steps), peak_flops_per_s=peak, measure=run.measure, tell=heard)
 
 
 def _device(where: Place) -> str:
@@ -159,6 +169,44 @@ def _device(where: Place) -> str:
         )
     torch.cuda.set_device(where.local)
     return f"cuda:{where.local}"
+
+
+@contextmanager
+def ending_at_once(where: Place) -> Iterator[None]:
+    """SIGINT and SIGTERM end this process, with exit code 128 + signal and one line from rank 0, whatever its main
+    thread is waiting for. Nothing to do outside the main thread, which alone can have handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    # The number of a signal is written when it comes, by C code; a handler of Python's has to be there for that.
+    before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    handlers = {number: signal.signal(number, lambda *_: None) for number in _ENDING}
+    threading.Thread(target=_end_when_told, args=(heard, where), daemon=True).start()
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(before)
+        os.close(told)
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+def _end_when_told(heard: int, where: Place) -> None:
+    with os.fdopen(heard, "rb", buffering=0) as signals:
+        while number := signals.read(1):
+            if number[0] not in _ENDING:
+                continue
+            if where.rank == 0:
+                name = signal.Signals(number[0]).name
+                why = " (torchrun sends it to all when one rank has failed)" if name == "SIGTERM" else ""
+                sys.stderr.write(f"rank 0 stopped by {name}{why}\n")
+                sys.stderr.flush()
+            os._exit(128 + number[0])
 
 
 def or_die(where: Place, work: Callable[[], T]) -> T:

@@ -6,6 +6,7 @@ import json
 import resource
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -16,6 +17,7 @@ import torch
 from fivefold.layout import ResolvedLayout
 from fivefold.model import training_flops_per_token
 from fivefold.train.data import Batch
+from fivefold.train.measured import Measured, RankTimes
 from fivefold.train.trainer import Trainer
 
 
@@ -33,7 +35,8 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     loss: mean over valid tokens. grad_norm: before clipping. tokens_per_s: of the whole job, masked tokens included,
     since they cost the same. mfu: causal model FLOPs over the ranks' peak, None when the peak is not known.
     peak_memory_bytes: of this rank; on CUDA what the allocator reserved, on a CPU the process's largest resident set.
-    skipped: fp16 gradients overflowed, nothing was updated.
+    skipped: fp16 gradients overflowed, nothing was updated. ranks: every rank's waits, bytes, memory and bubble, None
+    where the run is not measured.
     """
 
     step: int
@@ -48,6 +51,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     valid_tokens: int
     loss_scale: float
     skipped: bool
+    ranks: tuple[RankTimes, ...] | None = None
 
 
 class JsonLines:
@@ -60,7 +64,7 @@ class JsonLines:
         self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 - closed by __exit__
 
     def __call__(self, metrics: Metrics) -> None:
-        fields = {name: _finite(value) for name, value in msgspec.structs.asdict(metrics).items()}
+        fields = {name: _finite(value) for name, value in msgspec.to_builtins(metrics).items()}
         self._file.write(json.dumps({"schema": "fivefold/1", "kind": "step", **fields}) + "\n")
         self._file.flush()
 
@@ -77,46 +81,53 @@ def train(
     steps: range,
     *,
     peak_flops_per_s: float | None = None,
+    measure: bool = False,
     tell: Callable[[Metrics], None] | None = None,
 ) -> list[Metrics]:
     """Run the given steps and return their metrics. Every rank calls it.
 
-    peak_flops_per_s: dense peak of one device in the compute precision, for the MFU. tell: called after each step (on
-    every rank: pass it where it is wanted).
+    peak_flops_per_s: dense peak of one device in the compute precision, for the MFU. measure: tell every rank's waits,
+    bytes and bubble (fivefold.train.measured says what that costs). tell: called after each step (on every rank: pass
+    it where it is wanted).
     """
     told = []
-    for metrics in run_steps(trainer, source, steps, peak_flops_per_s):
+    for metrics in run_steps(trainer, source, steps, peak_flops_per_s, measure):
         told.append(metrics)
         if tell is not None:
             tell(metrics)
     return told
 
 
-def run_steps(trainer: Trainer, source: Source, steps: range, peak_flops_per_s: float | None) -> Iterator[Metrics]:
+def run_steps(
+    trainer: Trainer, source: Source, steps: range, peak_flops_per_s: float | None, measure: bool = False
+) -> Iterator[Metrics]:
     """The metrics of each step, as it ends."""
     layout, mesh = trainer.layout, trainer.mesh
     tokens = layout.num_micro_batches * layout.micro_batch * layout.dp * source.seq_len
     flops = tokens * training_flops_per_token(trainer.spec, source.seq_len, "causal")
-    for step in steps:
-        start = time.perf_counter()
-        scale = trainer.scale.value
-        # The step ends with the sum of its losses on the host, so the device has finished all but the last update.
-        result = trainer.step(step, source.micro_batches(step, layout, mesh.index("dp")))
-        seconds = time.perf_counter() - start
-        yield Metrics(
-            step=step,
-            loss=result.loss,
-            grad_norm=result.grad_norm,
-            learning_rate=result.rate,
-            step_s=seconds,
-            tokens_per_s=tokens / seconds,
-            tokens_per_s_per_gpu=tokens / seconds / mesh.world,
-            mfu=flops / seconds / (mesh.world * peak_flops_per_s) if peak_flops_per_s else None,
-            peak_memory_bytes=peak_memory_bytes(trainer.setup.device),
-            valid_tokens=result.valid_tokens,
-            loss_scale=scale,
-            skipped=result.skipped,
-        )
+    with Measured(trainer) if measure else nullcontext() as measured:
+        for step in steps:
+            start = time.perf_counter()
+            scale = trainer.scale.value
+            # The step ends with the sum of its losses on the host: the device has finished all but the last update.
+            result = trainer.step(step, source.micro_batches(step, layout, mesh.index("dp")))
+            seconds = time.perf_counter() - start
+            peak = peak_memory_bytes(trainer.setup.device)
+            yield Metrics(
+                step=step,
+                loss=result.loss,
+                grad_norm=result.grad_norm,
+                learning_rate=result.rate,
+                step_s=seconds,
+                tokens_per_s=tokens / seconds,
+                tokens_per_s_per_gpu=tokens / seconds / mesh.world,
+                mfu=flops / seconds / (mesh.world * peak_flops_per_s) if peak_flops_per_s else None,
+                peak_memory_bytes=peak,
+                valid_tokens=result.valid_tokens,
+                loss_scale=scale,
+                skipped=result.skipped,
+                ranks=measured.take(seconds, peak) if measured is not None else None,
+            )
 
 
 def peak_memory_bytes(device: str) -> int:

@@ -7,11 +7,10 @@ sequence parts simply add up: every reduction of gradients in this trainer is a 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - the name everybody uses
 
 from fivefold.errors import FivefoldError
 from fivefold.train.mesh import Group, all_reduce
@@ -26,9 +25,29 @@ class CrossEntropy(Protocol):
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """Summed cross-entropy of whole logits, in at least fp32; a scalar."""
-    exact = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(exact.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    """Summed cross-entropy of whole logits, in at least fp32; a scalar. Saves the log-probabilities, which the one
+    backward that it has turns into the gradient in place."""
+    return _CrossEntropySum.apply(logits, labels)
+
+
+class _CrossEntropySum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        log_probabilities = torch.log_softmax(logits, dim=-1, dtype=exact)
+        valid = labels != IGNORED
+        target = labels.masked_fill(~valid, 0)[..., None]
+        ctx.save_for_backward(log_probabilities, target, valid)
+        ctx.dtype = logits.dtype
+        return -log_probabilities.gather(-1, target)[..., 0].masked_fill(~valid, 0.0).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        log_probabilities, target, valid = ctx.saved_tensors
+        scale = (grads[0] * valid)[..., None]
+        # In place: autograd's version counter refuses a second backward.
+        grad = log_probabilities.exp_().mul_(scale).scatter_add_(-1, target, -scale)
+        return grad.to(ctx.dtype), None
 
 
 def global_valid_tokens(labels: Iterable[Tensor], group: Group) -> int:

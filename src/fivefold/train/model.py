@@ -8,7 +8,8 @@ counts off its tensors and never off the specification.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -19,30 +20,12 @@ from fivefold.errors import FivefoldError
 from fivefold.model import Attention as AttentionSpec
 from fivefold.model import Block as BlockSpec
 from fivefold.model import FeedForward as FeedForwardSpec
-from fivefold.model import ModelSpec, model_tensors
+from fivefold.model import ModelSpec, Rotary, model_tensors
 from fivefold.model import Tensor as TensorSpec
 from fivefold.model.spec import Norm
+from fivefold.train.ops import ACTIVATIONS, RMSNorm, rotate
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-}
-
-
-class Numerics(NamedTuple):
-    """Constants that shape no tensor, so a ModelSpec does not hold them.
-
-    rope_theta: base of the rotary frequencies (Su et al. 2021, arXiv 2104.09864: 10,000). norm_eps: added to the
-    variance in every norm (Llama 2's, GPT-2's 1e-5).
-    """
-
-    rope_theta: float = 10_000.0
-    norm_eps: float = 1e-5
-
-
-DEFAULT_NUMERICS = Numerics()
+ROTARY_SCALINGS = ("default", "llama3")
 
 
 class Rotation(NamedTuple):
@@ -82,24 +65,33 @@ class WindowedCore:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped).transpose(1, 2)
 
 
-def rotation(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotation:
+def rotation(positions: Tensor, head_dim: int, rotary: Rotary, dtype: torch.dtype) -> Rotation:
     """The rotary table for `positions` ([seq] or [batch, seq]); angles in at least fp32, then cast to `dtype`."""
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     steps = torch.arange(0, head_dim, 2, device=positions.device, dtype=exact) / head_dim
-    angles = positions.reshape(-1, positions.shape[-1], 1, 1).to(exact) * theta**-steps
+    angles = positions.reshape(-1, positions.shape[-1], 1, 1).to(exact) * _stretched(rotary.theta**-steps, rotary)
     return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
 
 
-def rotate(x: Tensor, turn: Rotation) -> Tensor:
-    """Turn the pairs (i, i + head_dim / 2) of each head of x, [batch, seq, heads, head_dim], by its position."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * turn.cos - second * turn.sin, second * turn.cos + first * turn.sin), dim=-1)
+def _stretched(frequencies: Tensor, rotary: Rotary) -> Tensor:
+    """Llama 3.1's frequencies: those with few turns in the original length slow down by `factor`, those with many stay,
+    and between the two the share of each falls linearly with the number of turns (transformers 5.24, rope_type llama3;
+    Grattafiori et al. 2024, arXiv 2407.21783, has the idea)."""
+    if rotary.scaling != "llama3":
+        return frequencies
+    factor, low, high, original = (
+        float(number or 0)
+        for number in (rotary.factor, rotary.low_freq_factor, rotary.high_freq_factor, rotary.original_positions)
+    )
+    turns = original * frequencies / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / factor)
 
 
 class Attention(nn.Module):
     """Grouped-query attention. `core` is the part between the projections, which context parallelism replaces."""
 
-    def __init__(self, spec: AttentionSpec, hidden: int, numerics: Numerics) -> None:
+    def __init__(self, spec: AttentionSpec, hidden: int, eps: float) -> None:
         super().__init__()
         self.spec = spec
         self.head_dim = spec.head_dim
@@ -108,8 +100,8 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(hidden, width, bias=spec.qkv_bias)
         self.k_proj = nn.Linear(hidden, kv_width, bias=spec.qkv_bias)
         self.v_proj = nn.Linear(hidden, kv_width, bias=spec.qkv_bias)
-        self.q_norm = nn.RMSNorm(spec.head_dim, numerics.norm_eps) if spec.qk_norm else None
-        self.k_norm = nn.RMSNorm(spec.head_dim, numerics.norm_eps) if spec.qk_norm else None
+        self.q_norm = RMSNorm(spec.head_dim, eps) if spec.qk_norm else None
+        self.k_norm = RMSNorm(spec.head_dim, eps) if spec.qk_norm else None
         self.o_proj = nn.Linear(width, hidden, bias=spec.out_bias)
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -121,7 +113,7 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if turn is not None:
-            q, k = rotate(q, turn), rotate(k, turn)
+            q, k = rotate(q, *turn), rotate(k, *turn)
         return self.o_proj(self.core(q, k, v).flatten(-2))
 
 
@@ -140,14 +132,13 @@ class FeedForward(nn.Module):
         return (self.up_proj(x),) if self.gate_proj is None else (self.gate_proj(x), self.up_proj(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        first, *up = self.expand(x)
-        return self.down_proj(self.act(first) * up[0] if up else self.act(first))
+        return self.down_proj(self.act(*self.expand(x)))
 
 
 class Block(nn.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x)); x is [batch, seq, hidden]."""
 
-    def __init__(self, spec: BlockSpec, hidden: int, numerics: Numerics) -> None:
+    def __init__(self, spec: BlockSpec, hidden: int, eps: float) -> None:
         super().__init__()
         if not isinstance(spec.mixer, AttentionSpec) or not isinstance(spec.feed, FeedForwardSpec):
             raise FivefoldError(
@@ -158,9 +149,9 @@ class Block(nn.Module):
                 value=f"{type(spec.mixer).__name__} + {type(spec.feed).__name__}",
                 legal=["Attention + FeedForward"],
             )
-        self.input_layernorm = norm(spec.norm, hidden, spec.norm_bias, numerics)
-        self.self_attn = Attention(spec.mixer, hidden, numerics)
-        self.post_attention_layernorm = norm(spec.norm, hidden, spec.norm_bias, numerics)
+        self.input_layernorm = norm(spec.norm, hidden, spec.norm_bias, eps)
+        self.self_attn = Attention(spec.mixer, hidden, eps)
+        self.post_attention_layernorm = norm(spec.norm, hidden, spec.norm_bias, eps)
         self.mlp = FeedForward(spec.feed, hidden)
 
     def forward(self, x: Tensor, turn: Rotation | None) -> Tensor:
@@ -185,11 +176,10 @@ class Decoder(nn.Module):
         head: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        numerics: Numerics = DEFAULT_NUMERICS,
     ) -> None:
         super().__init__()
         _refuse(spec)
-        self.spec, self.numerics = spec, numerics
+        self.spec = spec
         self.embed_tokens: nn.Embedding | None = None
         self.embed_positions: nn.Embedding | None = None
         self.norm: nn.Module | None = None
@@ -201,9 +191,9 @@ class Decoder(nn.Module):
                 self.embed_positions = nn.Embedding(spec.learned_positions, spec.hidden)
             here = range(spec.layers) if layers is None else layers
             blocks = list(_blocks(spec))
-            self.layers = nn.ModuleDict({str(i): Block(blocks[i], spec.hidden, numerics) for i in here})
+            self.layers = nn.ModuleDict({str(i): Block(blocks[i], spec.hidden, spec.norm_eps) for i in here})
             if head:
-                self.norm = norm(spec.final_norm, spec.hidden, spec.final_norm_bias, numerics)
+                self.norm = norm(spec.final_norm, spec.hidden, spec.final_norm_bias, spec.norm_eps)
                 self.lm_head = nn.Linear(spec.hidden, spec.vocab, bias=False)
         if dtype is not None:
             self.to(dtype)
@@ -230,13 +220,13 @@ class Decoder(nn.Module):
         mixer = self.spec.kinds[0].mixer
         if not isinstance(mixer, AttentionSpec) or not mixer.rope:
             return None
-        return rotation(positions, mixer.head_dim, self.numerics.rope_theta, dtype)
+        return rotation(positions, mixer.head_dim, self.spec.rotary, dtype)
 
 
-def norm(kind: Norm, hidden: int, bias: bool, numerics: Numerics) -> nn.Module:
+def norm(kind: Norm, hidden: int, bias: bool, eps: float) -> nn.Module:
     if kind == "rmsnorm":
-        return nn.RMSNorm(hidden, numerics.norm_eps)
-    return nn.LayerNorm(hidden, numerics.norm_eps, bias=bias)
+        return RMSNorm(hidden, eps)
+    return nn.LayerNorm(hidden, eps, bias=bias)
 
 
 def tensor_table(spec: ModelSpec) -> dict[str, TensorSpec]:
@@ -275,4 +265,13 @@ def _refuse(spec: ModelSpec) -> None:
             code="model-not-trainable",
             option="MODEL",
             value=sorted(shapes),
+        )
+    if (spec.rotary.scaling not in ROTARY_SCALINGS or spec.rotary.share != 1) and any(rope for _, rope in shapes):
+        raise FivefoldError(
+            f"{spec.name} turns {spec.rotary.share:g} of each head with rotary scaling {spec.rotary.scaling}; the "
+            f"trainer turns whole heads, with scaling {' or '.join(ROTARY_SCALINGS)}.",
+            code="model-not-trainable",
+            option="MODEL",
+            value=spec.rotary.scaling,
+            legal=list(ROTARY_SCALINGS),
         )

@@ -124,6 +124,11 @@ class Optimizer:
             if decays(piece) and self.recipe.decay:
                 piece.master.mul_(1 - rate * self.recipe.decay)
 
+    def state_tensors(self) -> list[Tensor]:
+        """What it keeps of past gradients; nothing before its first step."""
+        states = [] if self._torch is None else self._torch.state.values()
+        return [value for state in states for value in state.values() if isinstance(value, Tensor)]
+
     def state_dict(self) -> dict:
         return {} if self._torch is None else self._torch.state_dict()
 

@@ -1,5 +1,5 @@
 """What a rank sends, by axis and collective, counted as it happens. Every operation passes through Python while it
-counts, so it is an option and not part of the loop."""
+counts, so it is an option and not part of the loop; fivefold.train.waits counts less, and costs less."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Volume(NamedTuple):
     sent_bytes: float = 0.0
 
 
-class _Row(NamedTuple):
+class Operator(NamedTuple):
     """One c10d operator: where its arguments hold the payload and the group, and the share of it that a rank of n
     sends (Thakur, Rabenseifner and Gropp 2005, for rings)."""
 
@@ -42,13 +42,46 @@ def _part(n: int) -> float:
     return (n - 1) / n
 
 
-_OPERATORS: dict[str, _Row] = {
-    "c10d::allreduce_": _Row("all_reduce", 0, 1, lambda n: 2 * (n - 1) / n),
-    "c10d::_allgather_base_": _Row("all_gather", 0, 2, _part),
-    "c10d::_reduce_scatter_base_": _Row("reduce_scatter", 1, 2, _part),
-    "c10d::alltoall_base_": _Row("all_to_all", 1, 2, _part),
-    "c10d::send": _Row("send", 0, 1, lambda n: 1.0),
+OPERATORS: dict[str, Operator] = {
+    "c10d::allreduce_": Operator("all_reduce", 0, 1, lambda n: 2 * (n - 1) / n),
+    "c10d::_allgather_base_": Operator("all_gather", 0, 2, _part),
+    "c10d::_reduce_scatter_base_": Operator("reduce_scatter", 1, 2, _part),
+    "c10d::alltoall_base_": Operator("all_to_all", 1, 2, _part),
+    "c10d::send": Operator("send", 0, 1, lambda n: 1.0),
 }
+
+
+class Transfer(NamedTuple):
+    """One collective as this rank takes part in it. ranks: of its group. payload_bytes, sent_bytes: as in Volume."""
+
+    key: Key
+    ranks: int
+    payload_bytes: int
+    sent_bytes: float
+
+
+def transfer_of(func: Any, args: Any, mesh: Mesh) -> Transfer | None:
+    """What a c10d operator sends, None for any other operator and for receives, which are the other side's sends."""
+    row = OPERATORS.get(func.name().removesuffix(".default")) if func.namespace == "c10d" else None
+    if row is None:
+        return None
+    payload = payload_bytes(args[row.payload])
+    group = dist.ProcessGroup.unbox(args[row.group])
+    ranks = group.size()
+    return Transfer(Key(axis_of(group, mesh), row.collective), ranks, payload, payload * row.share(ranks))
+
+
+def payload_bytes(argument: Any) -> int:
+    """Of a tensor or a list of them."""
+    tensors = argument if isinstance(argument, list) else [argument]
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+def axis_of(group: dist.ProcessGroup, mesh: Mesh) -> str:
+    """The axis with the group's members, else the narrowest one that they are a part of, else "world"."""
+    members = set(dist.get_process_group_ranks(group))
+    around = [axis for axis in AXES if members <= set(mesh.members(axis))]
+    return min(around, key=mesh.size, default="world")
 
 
 class Traffic(TorchDispatchMode):
@@ -60,24 +93,11 @@ class Traffic(TorchDispatchMode):
         self._mesh = mesh
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        row = _OPERATORS.get(func.name().removesuffix(".default")) if func.namespace == "c10d" else None
-        if row is not None:
-            self._count(row, args)
+        transfer = transfer_of(func, args, self._mesh)
+        if transfer is not None:
+            calls, payload, sent = self.volumes.get(transfer.key, Volume())
+            self.volumes[transfer.key] = Volume(calls + 1, payload + transfer.payload_bytes, sent + transfer.sent_bytes)
         return func(*args, **(kwargs or {}))
-
-    def _count(self, row: _Row, args: Any) -> None:
-        tensors = args[row.payload] if isinstance(args[row.payload], list) else [args[row.payload]]
-        payload = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
-        group = dist.ProcessGroup.unbox(args[row.group])
-        key = Key(self._axis(group), row.collective)
-        calls, bytes_so_far, sent = self.volumes.get(key, Volume())
-        self.volumes[key] = Volume(calls + 1, bytes_so_far + payload, sent + payload * row.share(group.size()))
-
-    def _axis(self, group: dist.ProcessGroup) -> str:
-        """The axis with these members, else the narrowest one that they are a part of, else the world."""
-        members = set(dist.get_process_group_ranks(group))
-        around = [axis for axis in AXES if members <= set(self._mesh.members(axis))]
-        return min(around, key=self._mesh.size, default="world")
 
 
 def by_axis(volumes: dict[Key, Volume]) -> dict[str, float]:
@@ -88,4 +108,15 @@ def by_axis(volumes: dict[Key, Volume]) -> dict[str, float]:
     return total
 
 
-__all__ = ["Key", "Traffic", "Volume", "by_axis"]
+__all__ = [
+    "OPERATORS",
+    "Key",
+    "Operator",
+    "Traffic",
+    "Transfer",
+    "Volume",
+    "axis_of",
+    "by_axis",
+    "payload_bytes",
+    "transfer_of",
+]

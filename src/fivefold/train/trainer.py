@@ -13,7 +13,8 @@ from fivefold.layout import ResolvedLayout
 from fivefold.model import ModelSpec
 from fivefold.model import Tensor as TensorSpec
 from fivefold.train.build import EMBEDDING, HEAD, Setup, build_stages, cross_entropy_of, local_batch, tied_group
-from fivefold.train.data import Batch
+from fivefold.train.data import Batch, sample_indices
+from fivefold.train.dropout import token_numbers
 from fivefold.train.engine import Engine, engine_for
 from fivefold.train.loss import TokenLoss, global_valid_tokens
 from fivefold.train.mesh import Mesh, all_reduce
@@ -64,9 +65,10 @@ class Trainer:
     def step(self, step: int, batches: Sequence[Batch]) -> StepResult:
         """Train on the micro-batches of this rank's replica (whole sequences; Synthetic.micro_batches gives them).
 
-        step: 0, 1, ..., for the learning rate. Raises FivefoldError, on every rank, when the gradient is not finite.
+        step: 0, 1, ..., for the learning rate and for dropout. Raises FivefoldError, on every rank, when the gradient
+        is not finite.
         """
-        loss, norm, valid = self.gradients(batches)
+        loss, norm, valid = self.gradients(batches, step)
         if not math.isfinite(norm) and not self.scale.enabled:
             raise FivefoldError(
                 f"The gradient of step {step} is not finite (loss {loss}): the run has diverged. Lower the learning "
@@ -90,10 +92,11 @@ class Trainer:
             stage.data.reset() if overflow else stage.data.gather()
         return rate
 
-    def gradients(self, batches: Sequence[Batch]) -> tuple[float, float, int]:
+    def gradients(self, batches: Sequence[Batch], step: int = 0) -> tuple[float, float, int]:
         """Forward and backward: (loss, gradient norm, valid tokens). The pieces then hold the gradient of the whole
-        global batch, times the loss scale; it stays until the optimizer has stepped."""
+        global batch, times the loss scale; it stays until the optimizer has stepped. step: for dropout."""
         local = [local_batch(batch, self.layout, self.mesh, self.setup.device) for batch in batches]
+        self._begin_dropout(step, local)
         valid = global_valid_tokens((batch.labels for batch in local), self.mesh.group("dp_cp"))
         loss = TokenLoss(valid, self._cross_entropy, self.scale.value)
         mine = self.engine.run(local, loss)
@@ -106,6 +109,15 @@ class Trainer:
         totals = torch.stack((mine.double(), squared_norm(self.pieces, self._counted).to(mine.device)))
         total_loss, squares = all_reduce(totals, self.mesh.world_group).tolist()
         return total_loss, math.sqrt(squares) / self.scale.value, valid
+
+    def _begin_dropout(self, step: int, local: Sequence[Batch]) -> None:
+        dropouts = [stage.dropout for stage in self.stages if stage.dropout is not None]
+        if not dropouts:
+            return
+        places = sample_indices(0, self.layout, self.mesh.index("dp"))  # in the global batch, as in every step
+        numbers = [token_numbers(rows, batch.positions) for rows, batch in zip(places, local, strict=True)]
+        for dropout in dropouts:
+            dropout.begin(step, numbers)
 
     def _sum_tied(self) -> None:
         """Give the embedding of the first and the head of the last stage the sum of both gradients, when they are one

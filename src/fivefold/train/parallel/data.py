@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fivefold.errors import FivefoldError
 from fivefold.train.mesh import Group, Mesh, gather_into, reduce_scatter_into
+from fivefold.train.parallel.fused_gradients import fuse
 from fivefold.train.precision import Precision
 
 BUCKET_BYTES = 25 * 2**20  # of gradients; PyTorch DDP's default bucket_cap_mb
@@ -90,17 +91,27 @@ class Bucket:
                 yield Piece(name, parameter, first - place.start, self.master[part], self.gradient[part])
 
     def accumulate(self, parameter: nn.Parameter) -> None:
-        """Take the parameter's gradient of one micro-batch out of .grad and add it to the buffer."""
-        self.wait_reduced()
-        if self._whole is None:
-            self._whole = self._new_gradient(self._padded)
+        """Take the parameter's gradient of one micro-batch out of .grad and add it to the buffer; without one, it is
+        zero or has been added already."""
+        place = self._place(parameter)
         if parameter.grad is not None:
-            place = self._whole[self._views[parameter]]
-            gradient = parameter.grad.flatten()
-            place.add_(gradient) if parameter in self._filled else place.copy_(gradient)
+            place.add_(parameter.grad) if parameter in self._filled else place.copy_(parameter.grad)
             self._filled.add(parameter)
             parameter.grad = None
         self._arrived += 1
+
+    def accumulate_product(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
+        """Add left^T @ right, a micro-batch's gradient of the parameter in the buffer's dtype. accumulate() follows."""
+        place = self._place(parameter)
+        place.addmm_(left.t(), right) if parameter in self._filled else torch.mm(left.t(), right, out=place)
+        self._filled.add(parameter)
+
+    def _place(self, parameter: nn.Parameter) -> Tensor:
+        """The parameter's gradient in the whole buffer, free to be written."""
+        self.wait_reduced()
+        if self._whole is None:
+            self._whole = self._new_gradient(self._padded)
+        return self._whole[self._views[parameter]].view(parameter.shape)
 
     @property
     def rounds_done(self) -> int:
@@ -164,7 +175,7 @@ class Bucket:
     def gather(self) -> None:
         """Start to bring the updated parts of all ranks into the parameters."""
         own = self.flat[self._own]
-        if own.data_ptr() != self.master.data_ptr():
+        if own.dtype != self.master.dtype:  # else the master is this part itself
             own.copy_(self.master)
         if self._shard is not None:
             self._gather = gather_into(self.flat, own, group=self._shard, async_op=True)
@@ -194,7 +205,8 @@ class DataParallel:
     module: the stage, with every other axis applied. Its parameters become views into the buckets.
     rounds: backward passes that reach each parameter in one step, the number of micro-batches.
     zero: 0, 1 or 2. alone: names that get a bucket of their own, so that their pieces are the same on every rank that
-    holds the parameter whatever else it holds (tied embeddings across stages).
+    holds the parameter whatever else it holds (tied embeddings across stages). whole_backward: no schedule splits the
+    backward, so that a gradient may be added where its product is made.
     Raises FivefoldError for ZeRO-3, which is another mechanism (fivefold.train.parallel.sharded).
     """
 
@@ -210,6 +222,7 @@ class DataParallel:
         overlap_param: bool = True,
         bucket_bytes: int = BUCKET_BYTES,
         alone: frozenset[str] = frozenset(),
+        whole_backward: bool = False,
     ) -> None:
         if zero not in (0, 1, 2):
             raise FivefoldError(
@@ -231,11 +244,14 @@ class DataParallel:
             (bucket, count) for count in (range(1, rounds + 1) if zero == 2 else (rounds,)) for bucket in self.buckets
         ]
         self._next = 0
+        self._keeps_parts, self._reducing = zero == 2, cast(Bucket | None, None)
         self._gathering = False
         for parameter in self._bucket_of:
             parameter.register_post_accumulate_grad_hook(self.accumulate)
         for unit in units(module):
             unit.register_forward_pre_hook(self._before_forward)
+        if whole_backward and precision.gradient == precision.compute:
+            fuse(module, self.accumulate_product)
 
     @property
     def pieces(self) -> list[Piece]:
@@ -250,14 +266,23 @@ class DataParallel:
         if self._overlap_grad:
             self._launch()
 
+    def accumulate_product(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
+        """Take in left^T @ right, one micro-batch's gradient of a matrix, ahead of accumulate (see fused_gradients)."""
+        self._bucket_of[parameter].accumulate_product(parameter, left, right)
+
     def _launch(self) -> None:
         """Start reductions in one fixed order, the same on every rank, as far as they are ready."""
         while self._next < len(self._order):
             bucket, count = self._order[self._next]
             if bucket.rounds_done < count:
                 return
+            before, self._reducing = self._reducing, bucket
+            if before is bucket:  # the round before, which without overlap brought this one's gradients too
+                bucket.wait_reduced()
             bucket.reduce()
             self._next += 1
+            if self._keeps_parts and before is not None and before is not bucket:
+                before.wait_reduced()  # so that at most two whole gradients exist
 
     def finish(self) -> None:
         """End of the step's backward passes: all gradients are sums over the replicas afterwards.
@@ -288,7 +313,7 @@ class DataParallel:
         self._gathering = False
 
     def reset(self) -> None:
-        self._next = 0
+        self._next, self._reducing = 0, None
         for bucket in self.buckets:
             bucket.reset()
 

@@ -8,10 +8,10 @@ micro-batches: the loss of each is its share of the global batch's (fivefold.tra
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from fivefold.errors import FivefoldError
 from fivefold.schedule import Action, ActionKind, Placement, RankActions
 from fivefold.schedule import Tensor as Kind
+from fivefold.train.clock import Clock
 from fivefold.train.data import Batch
 from fivefold.train.mesh import Group
 from fivefold.train.model import Decoder
@@ -72,6 +73,15 @@ def decoder_stage(
     return Stage(index, of, forward, next(iter(decoder.layers.values()), None), split)
 
 
+class Observer(Protocol):
+    """Told of every action with its start and end, two moments of its clock; a compute step starts when its input is
+    there."""
+
+    clock: Clock
+
+    def __call__(self, action: Action, start: Any, end: Any) -> None: ...
+
+
 class _Saved(NamedTuple):
     """What FORWARD keeps for one micro-batch. received: the leaf that stands for the stage before, None on the first.
 
@@ -92,8 +102,7 @@ class Pipeline:
     group:     of the pipeline's ranks, None when there is one.
     boundary:  shape, dtype and device of the tensors between stages.
     handlers:  what does an UNSHARD, RESHARD, REDUCE_GRAD or OPTIM.
-    observe:   called after every action with its start and end by time.perf_counter, in seconds; a compute step
-               starts when its input is there.
+    observer:  None: nothing is timed.
     Raises FivefoldError when the stages are not those of the schedule, or an action has no handler.
     """
 
@@ -106,10 +115,10 @@ class Pipeline:
         group: Group,
         boundary: BoundaryTensor,
         handlers: Mapping[ActionKind, Callable[[Action], None]] | None = None,
-        observe: Callable[[Action, float, float], None] | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._actions, self._stages = lists[rank], list(stages)
-        self._handlers, self._observe = dict(handlers or {}), observe
+        self._handlers, self.observer = dict(handlers or {}), observer
         self._last = len(lists) * len(stages) - 1
         self._check(len(lists), rank, placement)
         self._peers = Peers(group, boundary, self._last + 1, releases(lists, rank, placement))
@@ -138,19 +147,24 @@ class Pipeline:
         return len(self._saved.keys() | self._owed.keys())
 
     def _do(self, action: Action) -> None:
+        do = self._ready(action)
+        if self.observer is None:
+            do()
+            return
+        clock = self.observer.clock
+        start = clock.now()
+        do()
+        self.observer(action, start, clock.now())
+
+    def _ready(self, action: Action) -> Callable[[], None]:
+        """What the action does, once its input is there."""
         if action.kind is ActionKind.EXCHANGE:
-            start = time.perf_counter()
-            self._peers.exchange(action)
-        elif action.kind in self._steps:
-            stage, micro_batch = self._stages[action.chunk or 0], action.micro_batch or 0
-            received = self._awaited(action.kind, stage, micro_batch)
-            start = time.perf_counter()
-            self._steps[action.kind](stage, micro_batch, received)
-        else:
-            start = time.perf_counter()
-            self._handlers[action.kind](action)
-        if self._observe is not None:
-            self._observe(action, start, time.perf_counter())
+            return partial(self._peers.exchange, action)
+        if action.kind not in self._steps:
+            return partial(self._handlers[action.kind], action)
+        stage, micro_batch = self._stages[action.chunk or 0], action.micro_batch or 0
+        received = self._awaited(action.kind, stage, micro_batch)
+        return partial(self._steps[action.kind], stage, micro_batch, received)
 
     def _awaited(self, kind: ActionKind, stage: Stage, micro_batch: int) -> Tensor | None:
         """What a compute step gets from another stage, None at the model's ends."""

@@ -4,8 +4,8 @@ full: a block keeps its input only (Chen et al. 2016, arXiv 1604.06174), all blo
 selective: named parts of a block keep their input only: the attention core (Korthikanti et al. 2022, arXiv
 2205.05198), the feed-forward network, or the norms, whose outputs are dropped once the layers after them have run.
 
-By torch.utils.checkpoint without re-entry, which stops recomputing at the last tensor that backward needs. There is no
-dropout in the models, so that no random state is kept.
+By torch.utils.checkpoint without re-entry, which stops recomputing at the last tensor that backward needs. No random
+state is kept: the masks of dropout are functions of where a number stands, and `contexts` brings that back.
 """
 
 from __future__ import annotations
@@ -16,27 +16,31 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from fivefold.errors import FivefoldError
 from fivefold.layout import Recompute
+from fivefold.train.dropout import Contexts
 from fivefold.train.model import Attention, Block, Core, Decoder
 
 _checkpoint = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
-def apply(model: Decoder, recompute: Recompute, layers: int | None = None) -> None:
+def apply(
+    model: Decoder, recompute: Recompute, layers: int | None = None, contexts: Contexts = noop_context_fn
+) -> None:
     """Make the blocks of a stage recompute as told. After the other axes: what they replaced is then inside.
 
     layers: how many of this stage's blocks with kind "full", by default recompute.layers (which counts a pipeline
     rank's blocks: with several chunks per rank the caller passes each chunk's share); more than it has means all.
+    contexts: asked in each forward for what to enter around it and around its recomputation.
     Raises FivefoldError for modules that dense blocks do not have.
     """
     blocks = [cast(Block, block) for block in model.layers.values()]
     if recompute.kind == "full":
         count = recompute.layers if layers is None else layers
         for block in blocks if count is None else blocks[:count]:
-            _keep_input_only(block)
+            _keep_input_only(block, contexts)
         return
     if recompute.kind == "selective":
         modules = recompute.modules or ("core_attn",)
@@ -54,8 +58,8 @@ def apply(model: Decoder, recompute: Recompute, layers: int | None = None) -> No
                 _SELECTIVE[name](block)
 
 
-def _keep_input_only(module: nn.Module) -> None:
-    module.forward = partial(_checkpoint, module.forward)
+def _keep_input_only(module: nn.Module, contexts: Contexts = noop_context_fn) -> None:
+    module.forward = partial(_checkpoint, module.forward, context_fn=contexts)
 
 
 class _RecomputedCore:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fivefold.train.mesh import Group, Mesh, gather_into
 from fivefold.train.parallel.data import Bucket, Piece, missing_gradient, units
+from fivefold.train.parallel.fused_gradients import fuse
 from fivefold.train.precision import Precision
 
 
@@ -71,7 +72,8 @@ class FullySharded:
     module: the stage, with every other axis applied. rounds: backward passes that reach each parameter in one step, the
     number of micro-batches. overlap_grad: reductions run beside backward, one at a time. overlap_param: the next gather
     runs beside forward and backward. A tied embedding is one unit, gathered for the embedding and again for the head.
-    Where a schedule computes weight gradients apart, they need no parameter and find them released.
+    whole_backward: see DataParallel. Where a schedule computes weight gradients apart, they need no parameter and find
+    them released.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class FullySharded:
         rounds: int,
         overlap_grad: bool = True,
         overlap_param: bool = True,
+        whole_backward: bool = False,
     ) -> None:
         self._rounds, self._overlap_grad, self._overlap_param = rounds, overlap_grad, overlap_param
         self.buckets: list[Unit] = []
@@ -104,6 +107,8 @@ class FullySharded:
             user.register_forward_hook(partial(self._after_forward, place))
         for parameter in self._unit_of:
             parameter.register_post_accumulate_grad_hook(self.accumulate)
+        if whole_backward and precision.gradient == precision.compute:
+            fuse(module, self.accumulate_product)
 
     @property
     def pieces(self) -> list[Piece]:
@@ -118,6 +123,10 @@ class FullySharded:
         unit.accumulate(owner)
         if unit.rounds_done > before:
             self._reduce(unit)
+
+    def accumulate_product(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
+        """Take in left^T @ right, one micro-batch's gradient of a matrix, ahead of accumulate (see fused_gradients)."""
+        self._unit_of[parameter].accumulate_product(parameter, left, right)
 
     def finish(self) -> None:
         """End of the step's backward passes: all gradients are sums over the replicas afterwards.

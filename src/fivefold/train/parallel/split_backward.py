@@ -58,19 +58,18 @@ def input_gradient(
     behind = [] if _is_leaf(root.node) else _leaves(root.node)
     joints = [joint for node in path if (joint := _joint(node, path, root.node)) is not None]
     _refuse_shared([*(joint.parameters for joint in joints), behind])
-    fused = [joint for joint in joints if isinstance(joint.node, BackwardCFunction)]
-    apart = [joint for joint in joints if not isinstance(joint.node, BackwardCFunction)]
+    apart = [joint for joint in joints if not joint.fused]
     edges = [GradientEdge(joint.node, i) for joint in apart for i in sorted(path[joint.node])]
-    together = [parameter for joint in fused for parameter in joint.parameters]
+    together = [parameter for joint in joints if joint.fused for parameter in joint.parameters]
     wanted: Any = [root, *edges, *together]
     found = torch.autograd.grad([output], wanted, [gradient], retain_graph=bool(apart), allow_unused=True)
     arrived = dict(zip([(e.node, e.output_nr) for e in edges], found[1 : 1 + len(edges)], strict=True))
-    parts = [
-        _Part([parameter], [grad], [parameter])
-        for parameter, grad in zip(together, found[1 + len(edges) :], strict=True)
-        if grad is not None
-    ]
-    for joint in apart:
+    ready = dict(zip(map(id, together), found[1 + len(edges) :], strict=True))
+    parts: list[_Part] = []
+    for joint in joints:
+        if joint.fused:
+            parts += [_Part([p], [grad], [p]) for p in joint.parameters if (grad := ready[id(p)]) is not None]
+            continue
         some = {i: grad for i in sorted(path[joint.node]) if (grad := arrived[joint.node, i]) is not None}
         if some:
             parts.append(_Part([GradientEdge(joint.node, i) for i in some], list(some.values()), joint.parameters))
@@ -86,6 +85,11 @@ class _Joint:
 
     node: Node
     parameters: list[torch.Tensor]
+
+    @property
+    def fused(self) -> bool:
+        """Whether the parameters' gradients are taken in the first step."""
+        return isinstance(self.node, BackwardCFunction)
 
 
 def _path(output: GradientEdge, root: Node) -> dict[Node, set[int]]:

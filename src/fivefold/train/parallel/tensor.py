@@ -12,7 +12,7 @@ rank's part of a gathered input is saved; backward gathers it again beside the p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -30,34 +30,48 @@ from fivefold.train.parallel.collectives import (
     start_gather,
     start_reduce_scatter,
 )
+from fivefold.train.parallel.overlap import gathered_products, row_product
 from fivefold.train.parallel.vocabulary import VocabEmbedding
 
 _Kind = TypeVar("_Kind", "ColumnLinear", "RowLinear")
+
+
+class Collectives(NamedTuple):
+    """Between whom a layer communicates and how. overlap: in pieces beside its products, with sequence parallelism."""
+
+    group: Group
+    sequence_parallel: bool
+    overlap: bool = False
 
 
 class _Columns(torch.autograd.Function):
     """y_i = x W_i^T + b_i for several column-cut layers on one input."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, sequence_parallel: bool, count: int, *parameters: Tensor | None):
-        weights, biases = parameters[:count], parameters[count:]
-        whole = start_gather(x, group).wait() if sequence_parallel else x
+    def forward(ctx: Any, x: Tensor, how: Collectives, count: int, *parameters: Tensor | None):
+        weights, biases = cast(Sequence[Tensor], parameters[:count]), parameters[count:]
         ctx.save_for_backward(x, *weights)
-        ctx.group, ctx.sequence_parallel, ctx.biased = group, sequence_parallel, [b is not None for b in biases]
-        return tuple(F.linear(whole, w, b) for w, b in zip(cast(Sequence[Tensor], weights), biases, strict=True))
+        ctx.group, ctx.sequence_parallel, ctx.biased = how.group, how.sequence_parallel, [b is not None for b in biases]
+        if how.overlap and how.group is not None:
+            return tuple(gathered_products(x, how.group, [w.t() for w in weights], biases)[0])
+        whole = start_gather(x, how.group).wait() if how.sequence_parallel else x
+        return tuple(F.linear(whole, w, b) for w, b in zip(weights, biases, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor):
         x, *weights = ctx.saved_tensors
         group, scattered = ctx.group, ctx.sequence_parallel
         gathered = start_gather(x, group if scattered else None)  # beside the product for the input's gradient
-        grad_x = sum(grad @ weight for grad, weight in zip(grads, weights, strict=True))
+        flat = [grad.flatten(0, -2) for grad in grads]
+        grad_x = flat[0] @ weights[0]
+        for grad, weight in zip(flat[1:], weights[1:], strict=True):
+            grad_x.addmm_(grad, weight)
         whole = gathered.wait().flatten(0, -2)
-        reduced = (start_reduce_scatter if scattered else start_all_reduce)(cast(Tensor, grad_x), group)
-        flat = [grad.flatten(0, -2) for grad in grads]  # behind the products for the weights' gradients
-        grad_w = [grad.t() @ whole for grad in flat]
+        grad_x = grad_x.unflatten(0, grads[0].shape[:-1])
+        reduced = (start_reduce_scatter if scattered else start_all_reduce)(grad_x, group)
+        grad_w = [grad.t() @ whole for grad in flat]  # beside that reduction
         grad_b = [grad.sum(0) if biased else None for grad, biased in zip(flat, ctx.biased, strict=True)]
-        return reduced.wait(), None, None, None, *grad_w, *grad_b
+        return reduced.wait(), None, None, *grad_w, *grad_b
 
 
 class ColumnLinear(nn.Module):
@@ -66,10 +80,9 @@ class ColumnLinear(nn.Module):
     [batch, seq, in] (with sequence parallelism [batch, seq / tp, in]) to [batch, seq, out / tp].
     """
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, group: Group, sequence_parallel: bool) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, how: Collectives) -> None:
         super().__init__()
-        self.weight, self.bias = weight, bias
-        self.group, self.sequence_parallel = group, sequence_parallel
+        self.weight, self.bias, self.how = weight, bias, how
 
     def forward(self, x: Tensor) -> Tensor:
         return column_linears(x, [self])[0]
@@ -77,9 +90,8 @@ class ColumnLinear(nn.Module):
 
 def column_linears(x: Tensor, layers: Sequence[ColumnLinear]) -> tuple[Tensor, ...]:
     """The outputs of column-cut layers of one group on the same input."""
-    first = layers[0]
     parameters = [layer.weight for layer in layers] + [layer.bias for layer in layers]
-    return _Columns.apply(x, first.group, first.sequence_parallel, len(layers), *parameters)
+    return _Columns.apply(x, layers[0].how, len(layers), *parameters)
 
 
 class RowLinear(nn.Module):
@@ -89,13 +101,16 @@ class RowLinear(nn.Module):
     on every rank and added once, after the sum.
     """
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, group: Group, sequence_parallel: bool) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, how: Collectives) -> None:
         super().__init__()
-        self.weight, self.bias = weight, bias
-        self.group, self.sequence_parallel = group, sequence_parallel
+        self.weight, self.bias, self.how = weight, bias, how
 
     def forward(self, x: Tensor) -> Tensor:
-        out = reduce_partial(F.linear(x, self.weight), self.group, self.sequence_parallel)
+        group, sequence_parallel, overlap = self.how
+        if overlap and group is not None:
+            out = row_product(x, self.weight, group)
+        else:
+            out = reduce_partial(F.linear(x, self.weight), group, sequence_parallel)
         return out if self.bias is None else out + self.bias
 
 
@@ -111,19 +126,21 @@ class SequencePositions(nn.Module):
         return F.embedding(positions.chunk(self.size, dim=-1)[self.index], self.weight)
 
 
-def apply(model: Decoder, mesh: Mesh, sequence_parallel: bool) -> None:
+def apply(model: Decoder, mesh: Mesh, sequence_parallel: bool, overlap: bool = False) -> None:
     """Cut the model's parameters over the tp axis, in place, and replace the modules that then communicate.
 
     The model has whole parameters (on the meta device, shapes); afterwards each rank holds its part under the same
     name. Hidden states between stages become [batch, seq / tp, hidden] with sequence parallelism. Gradients that are
     partial then have to be summed: see reduce_gradients. Nothing to do when tp is 1.
+    overlap: the linear layers' gathers and reduce-scatters run in pieces beside their products; it needs sequence
+    parallelism, without which there is none of them.
     Raises FivefoldError for degrees that do not divide.
     """
     size = mesh.size("tp")
     if size == 1:
         return
     _check(model, size)
-    cut = _Cut(model, mesh, sequence_parallel)
+    cut = _Cut(model, mesh, Collectives(mesh.group("tp"), sequence_parallel, overlap and sequence_parallel))
     for prefix, block in model.layers.items():
         name = f"layers.{prefix}"
         cut.attention(f"{name}.self_attn", cast(Attention, block.self_attn))
@@ -135,8 +152,8 @@ def apply(model: Decoder, mesh: Mesh, sequence_parallel: bool) -> None:
 class _Cut:
     """Cuts one model: holds what every replacement needs."""
 
-    def __init__(self, model: Decoder, mesh: Mesh, sequence_parallel: bool) -> None:
-        self.model, self.mesh, self.sequence_parallel = model, mesh, sequence_parallel
+    def __init__(self, model: Decoder, mesh: Mesh, how: Collectives) -> None:
+        self.model, self.mesh, self.how = model, mesh, how
         self.table = tensor_table(model.spec)
 
     def part(self, name: str, parameter: Tensor) -> nn.Parameter:
@@ -146,7 +163,7 @@ class _Cut:
 
     def linear(self, kind: type[_Kind], name: str, layer: nn.Linear) -> _Kind:
         bias = None if layer.bias is None else self.part(f"{name}.bias", layer.bias)
-        return kind(self.part(f"{name}.weight", layer.weight), bias, self.mesh.group("tp"), self.sequence_parallel)
+        return kind(self.part(f"{name}.weight", layer.weight), bias, self.how)
 
     def attention(self, name: str, attention: Attention) -> None:
         columns = [self.linear(ColumnLinear, f"{name}.{p}", getattr(attention, p)) for p in _QKV]
@@ -165,13 +182,13 @@ class _Cut:
 
     def ends(self) -> None:
         """Embedding, learned positions and head, where this stage holds them."""
-        model, group, index = self.model, self.mesh.group("tp"), self.mesh.index("tp")
+        model, index = self.model, self.mesh.index("tp")
         embedding: VocabEmbedding | None = None
         if model.embed_tokens is not None:
             weight = self.part("embed_tokens.weight", model.embed_tokens.weight)
-            embedding = VocabEmbedding(weight, group, index, self.sequence_parallel)
+            embedding = VocabEmbedding(weight, self.how.group, index, self.how.sequence_parallel)
             model.add_module("embed_tokens", embedding)
-        if model.embed_positions is not None and self.sequence_parallel:
+        if model.embed_positions is not None and self.how.sequence_parallel:
             table = cast(nn.Parameter, model.embed_positions.weight)
             model.add_module("embed_positions", SequencePositions(table, index, self.mesh.size("tp")))
         if model.lm_head is not None:

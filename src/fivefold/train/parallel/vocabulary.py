@@ -57,15 +57,16 @@ class _CrossEntropy(torch.autograd.Function):
         exponentials = scores.exp_()
         total, own = all_reduce(torch.stack((exponentials.sum(-1), own)), group)
         valid = labels != IGNORED
-        ctx.save_for_backward(exponentials.div_(total[..., None]), target, elsewhere, valid)
+        ctx.save_for_backward(exponentials, total, target, elsewhere, valid)
         ctx.dtype = logits.dtype
         return torch.where(valid, total.log() - own, 0.0).sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        softmax, target, elsewhere, valid = ctx.saved_tensors
+        exponentials, total, target, elsewhere, valid = ctx.saved_tensors
         scale = grads[0] * valid  # [b, s]
-        grad = softmax * scale[..., None]
+        # In place: autograd's version counter refuses a second backward.
+        grad = exponentials.mul_((scale / total)[..., None])
         grad.scatter_add_(-1, target[..., None], -scale.masked_fill(elsewhere, 0.0)[..., None])
         return grad.to(ctx.dtype), None, None, None, None
 

@@ -6,7 +6,7 @@ layout has after the same steps; compare.py sets them side by side and says whic
 
 from __future__ import annotations
 
-from fivefold.train.verify.compare import ParameterError, Verdict, compare
+from fivefold.train.verify.compare import ParameterError, Relative, Verdict, compare
 from fivefold.train.verify.observe import Part, RankReport, observe
 from fivefold.train.verify.reference import ADAMW_STEPS, Proof, Reference, run_reference
 
@@ -17,6 +17,7 @@ __all__ = [
     "Proof",
     "RankReport",
     "Reference",
+    "Relative",
     "Verdict",
     "compare",
     "observe",

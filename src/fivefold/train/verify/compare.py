@@ -43,6 +43,15 @@ class ParameterError(NamedTuple):
         return all(error <= bound for error, bound in pairs)
 
 
+class Relative(NamedTuple):
+    """The largest relative errors of a proof: over the tensor's own norm or the floor above, over the value itself."""
+
+    gradients: float
+    norm: float
+    weights: float
+    losses: float
+
+
 class Verdict(NamedTuple):
     """The contract's `verify`. losses, grad_norms: (reference, worst of the ranks) of the SGD and the AdamW steps."""
 
@@ -67,6 +76,18 @@ class Verdict(NamedTuple):
         ratios += [p.sgd_error / p.sgd_bound for p in self.parameters]
         ratios += [p.adamw_error / p.adamw_bound for p in self.parameters]
         return max(ratios)
+
+    @property
+    def relative(self) -> Relative:
+        """What a report prints: the bounds without the tolerance in them."""
+        parameters = self.parameters
+        sides = [(p.sgd_error, p.sgd_bound) for p in parameters] + [(p.adamw_error, p.adamw_bound) for p in parameters]
+        return Relative(
+            gradients=self.tolerance * max(p.error / p.bound for p in parameters),
+            norm=max(abs(a - b) / abs(a) for a, b in self.grad_norms),
+            weights=self.tolerance * max(error / bound for error, bound in sides),
+            losses=max(abs(a - b) / abs(a) for a, b in self.losses),
+        )
 
     def failures(self) -> list[str]:
         """A line for each parameter or number out of bounds."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,15 +38,22 @@ class RankReport(NamedTuple):
     grad_norms: list[float]
 
 
-def observe(proof: Proof, layout: ResolvedLayout, mesh: Mesh, make: MakeTrainer | None = None) -> RankReport:
+def observe(
+    proof: Proof,
+    layout: ResolvedLayout,
+    mesh: Mesh,
+    make: MakeTrainer | None = None,
+    watch: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> RankReport:
     """Run the proof's steps on this rank. Every rank of the layout calls it; one process calls it for one rank.
 
-    make: builds the trainer, where the layout needs another engine than the default.
+    make: builds the trainer, where the layout needs another engine than the default. watch: makes what is entered
+    around the step of SGD and around the first of AdamW, the ones after which do the same again.
     """
 
     def trainer(recipe: Recipe) -> Trainer:
         setup = Setup(
-            precision=proof.precision, recipe=recipe, seed=proof.seed, numerics=proof.numerics, bucket_bytes=2**14
+            precision=proof.precision, recipe=recipe, seed=proof.seed, bucket_bytes=2**14, dropout=proof.dropout
         )
         return make(mesh, setup) if make is not None else Trainer(proof.spec, layout, mesh, setup)
 
@@ -53,17 +61,20 @@ def observe(proof: Proof, layout: ResolvedLayout, mesh: Mesh, make: MakeTrainer 
         return proof.data.micro_batches(step, layout, mesh.index("dp"))
 
     first = trainer(proof.sgd)
-    loss, norm, _ = first.gradients(batches(0))
+    with watch():
+        loss, norm, _ = first.gradients(batches(0))
+        gradients = [
+            Part(first.tensor(p.name).name, mesh.index("tp"), p.start, p.gradient.detach().clone())
+            for p in first.pieces
+        ]
+        first.update(0, norm)
+        after_sgd = _weights(first)
     losses, norms = [loss], [norm]
-    gradients = [
-        Part(first.tensor(p.name).name, mesh.index("tp"), p.start, p.gradient.detach().clone()) for p in first.pieces
-    ]
-    first.update(0, norm)
-    after_sgd = _weights(first)
 
     second = trainer(proof.adamw)
     for step in range(ADAMW_STEPS):
-        result = second.step(step, batches(step))
+        with watch() if step == 0 else nullcontext():
+            result = second.step(step, batches(step))
         losses.append(result.loss)
         norms.append(result.grad_norm)
     return RankReport(gradients, after_sgd, _weights(second), losses, norms)

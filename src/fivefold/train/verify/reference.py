@@ -15,9 +15,10 @@ from torch.nn import functional as F  # noqa: N812 - the name everybody uses
 
 from fivefold.model import ModelSpec
 from fivefold.train.data import Synthetic
+from fivefold.train.dropout import Dropout, token_numbers
 from fivefold.train.init import initialise
 from fivefold.train.loss import IGNORED
-from fivefold.train.model import DEFAULT_NUMERICS, Decoder, Numerics
+from fivefold.train.model import Decoder
 from fivefold.train.optimizer import Recipe
 from fivefold.train.precision import precision
 
@@ -29,6 +30,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
     precision: fp64 or fp32. global_batch: sequences per step. sgd, adamw: the two recipes; eps is large so that noise
     in gradients that are mathematically zero does not become a step, and AdamW's clipping is small enough to be active.
+    dropout: see fivefold.train.dropout.
     """
 
     spec: ModelSpec
@@ -36,7 +38,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     global_batch: int
     precision: str = "fp64"
     seed: int = 0
-    numerics: Numerics = DEFAULT_NUMERICS
+    dropout: float = 0.0
     sgd: Recipe = Recipe(kind="sgd", rate=0.1, decay=0.0, clip=None)
     adamw: Recipe = Recipe(rate=1e-3, eps=1e-3, clip=0.1)
 
@@ -54,17 +56,17 @@ class Reference(NamedTuple):
 
 def run_reference(proof: Proof) -> Reference:
     """Train in this process: one step of SGD, and from the same weights three of AdamW."""
-    model = _model(proof)
-    losses, norms = [_backward(model, proof, 0)], [_norm(model)]
+    model, dropout = _model(proof)
+    losses, norms = [_backward(model, proof, 0, dropout)], [_norm(model)]
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     _optimizer(model, proof.sgd).step()
     after_sgd = _weights(model)
 
-    model = _model(proof)
+    model, dropout = _model(proof)
     optimizer = _optimizer(model, proof.adamw)
     for step in range(ADAMW_STEPS):
         optimizer.zero_grad()
-        losses.append(_backward(model, proof, step))
+        losses.append(_backward(model, proof, step, dropout))
         norms.append(_norm(model))
         if proof.adamw.clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), proof.adamw.clip)
@@ -74,10 +76,13 @@ def run_reference(proof: Proof) -> Reference:
     return Reference(gradients, after_sgd, _weights(model), losses, norms)
 
 
-def _model(proof: Proof) -> Decoder:
-    model = Decoder(proof.spec, dtype=precision(proof.precision).compute, numerics=proof.numerics)
+def _model(proof: Proof) -> tuple[Decoder, Dropout]:
+    model = Decoder(proof.spec, dtype=precision(proof.precision).compute)
     initialise(model, proof.spec, proof.seed)
-    return model
+    dropout = Dropout(proof.dropout, proof.seed)
+    if proof.dropout:
+        dropout.apply(model)
+    return model, dropout
 
 
 def _optimizer(model: Decoder, recipe: Recipe) -> torch.optim.Optimizer:
@@ -89,8 +94,10 @@ def _optimizer(model: Decoder, recipe: Recipe) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=recipe.rate, betas=recipe.betas, eps=recipe.eps, foreach=False)
 
 
-def _backward(model: Decoder, proof: Proof, step: int) -> float:
+def _backward(model: Decoder, proof: Proof, step: int, dropout: Dropout) -> float:
     """The mean loss over the valid tokens of one global batch, taken as one batch."""
+    dropout.begin(step, [token_numbers(range(proof.global_batch), torch.arange(proof.data.seq_len))])
+    dropout.start(0)
     tokens, labels = proof.data.samples(range(step * proof.global_batch, (step + 1) * proof.global_batch))
     loss = F.cross_entropy(model(tokens).flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
     loss.backward()

@@ -1,0 +1,114 @@
+"""The ledgers of the items beside the blocks: embedding, head with its loss, and multi-token prediction."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fivefold.estimate.blocks import BlockWriter
+from fivefold.estimate.ledger import Exchange, Gemm, Ledger, Saved, Stream, Weight, Working
+
+_SINGLE = 4  # bytes of an fp32 element
+
+
+class ItemWriter(BlockWriter):
+    """Writes the ledgers of blocks and of items."""
+
+    def padded_vocab(self) -> np.ndarray:
+        """Rows of the embedding after the runtime's padding, [K]."""
+        multiple = self.runtime.vocab_multiple * self.shard.tp
+        return np.ceil(self.model.vocab / multiple) * multiple
+
+    def embedding(self) -> Ledger:
+        """Token (and learned position) embedding, vocabulary-parallel."""
+        s, h = self.shard, self.hidden
+        ledger = Ledger(name="embedding", keys=len(s))
+        rows = self.padded_vocab() / s.tp
+        ledger.weights.append(Weight("embedding", rows * h, matrix=False, factored=rows + h))
+        if self.model.learned_positions:
+            ledger.weights.append(Weight("positions", self.model.learned_positions * h, matrix=False))
+        out = self.element_bytes * s.tokens * h
+        ledger.streams.append(Stream("embedding lookup", "mixer", 2 * out, 2 * out, 2, 2))
+        if int(s.tp.max(initial=1)) > 1:
+            ledger.exchanges += [
+                Exchange("scatter embedding output", "tp", "reduce_scatter", np.where(s.sp, out, 0.0), "forward"),
+                Exchange("gather embedding gradient", "tp", "all_gather", np.where(s.sp, out, 0.0), "backward"),
+                Exchange("reduce embedding output", "tp", "all_reduce", np.where(s.sp, 0.0, out), "forward"),
+            ]
+        if self.runtime.head_wgrad_placeholder:
+            ledger.working.append(Working("gradient of embedding", self.element_bytes * rows * h))
+        return ledger
+
+    def head(self) -> Ledger:
+        """Final norm, output projection and cross-entropy; the kernel adds the projection's weight."""
+        ledger = Ledger(name="head", keys=len(self.shard))
+        self._final_norm(ledger)
+        self._logits_and_loss(ledger)
+        return ledger
+
+    def _final_norm(self, ledger: Ledger) -> None:
+        elements = self.shard.norm_tokens * self.hidden
+        ledger.weights.append(
+            Weight("final_norm", self.hidden * (2 if self.model.final_norm_bias else 1), matrix=False)
+        )
+        ledger.streams.append(
+            Stream("final_norm", "head", 2 * self.element_bytes * elements, 3 * self.element_bytes * elements)
+        )
+        ledger.saved.append(Saved("final_norm.input", "head", self.element_bytes * elements))
+        ledger.saved.append(Saved("final_norm.output", "head", self.element_bytes * elements))
+
+    def head_weight(self) -> np.ndarray:
+        """Elements of the output projection per rank, [K]."""
+        return self.padded_vocab() / self.shard.tp * self.hidden
+
+    def _logits_and_loss(self, ledger: Ledger) -> None:
+        s, h = self.shard, self.hidden
+        columns = self.padded_vocab() / s.tp
+        logits = s.tokens * columns
+        ledger.gemms.append(Gemm("output_proj", "head", s.tokens, columns, h, sixteen_bit=True))
+        self._gather_for_column(ledger, "output_proj", self.element_bytes * s.tokens * h, "head")
+        # Cast, row maximum, exponential with row sum; softmax minus target, cast.
+        ahead, back = self.runtime.loss_moved_bytes
+        ledger.streams.append(Stream("cross_entropy", "head", ahead * logits, back * logits, 6, 4))
+        self._loss_exchanges(ledger)
+        # The larger of two moments: the loss (logits and what it computes from them) and the head's backward (gradient
+        # of the logits, placeholder of the weight gradient, gathered input, its gradient whole and scattered).
+        at_loss = self.runtime.loss_bytes_per_logit * logits
+        at_backward = self.element_bytes * logits
+        if self.runtime.head_wgrad_placeholder:
+            at_backward = at_backward + self.element_bytes * columns * h
+        gathered = np.where(s.sp, self.element_bytes * s.tokens * h + self.element_bytes * s.norm_tokens * h, 0.0)
+        at_backward = at_backward + gathered + self.element_bytes * s.tokens * h
+        ledger.logits_bytes = np.maximum(at_loss, at_backward)
+
+    def _loss_exchanges(self, ledger: Ledger) -> None:
+        s = self.shard
+        if int(s.tp.max(initial=1)) == 1:
+            return
+        per_token = np.where(s.tp > 1, _SINGLE * s.tokens, 0.0)
+        for name in ("maximum", "target logit", "sum of exponentials"):
+            ledger.exchanges.append(Exchange(f"loss {name}", "tp", "all_reduce", per_token, "forward"))
+
+    def nothing(self, name: str) -> Ledger:
+        """An item that the model does not have."""
+        return Ledger(name=name, keys=len(self.shard))
+
+    def mtp(self) -> Ledger:
+        """One multi-token-prediction module (DeepSeek-V3, section 2.2): two norms, a 2h to h projection, one block of
+        the last kind, and the shared head once more. Its embedding and head weights are the model's own."""
+        s, h = self.shard, self.hidden
+        ledger = self.block(self.model.runs[-1].block)
+        ledger.name = "mtp"
+        for name in ("mtp.hidden_norm", "mtp.embedding_norm"):
+            elements = s.norm_tokens * h
+            ledger.weights.append(Weight(name, h, matrix=False))
+            ledger.streams.append(
+                Stream(name, "mixer", 2 * self.element_bytes * elements, 3 * self.element_bytes * elements)
+            )
+            ledger.saved.append(Saved(f"{name}.input", "mixer", self.element_bytes * elements))
+        ledger.weights.append(Weight("mtp.projection", 2 * h * h / s.tp, factored=2 * h + h / s.tp))
+        ledger.gemms.append(Gemm("mtp.projection", "mixer", s.tokens, h / s.tp, 2 * h))
+        ledger.saved.append(Saved("mtp.projection input", "mixer", 2 * self.linear_input_bytes * s.norm_tokens * h))
+        ledger.streams.append(Stream("mtp embedding lookup", "mixer", 4 * s.tokens * h, 4 * s.tokens * h, 2, 2))
+        self._final_norm(ledger)
+        self._logits_and_loss(ledger)
+        return ledger

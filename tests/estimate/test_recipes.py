@@ -1,0 +1,99 @@
+"""What older kernels, narrow precisions, adapters and slow hosts cost, against sums written out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from fivefold.cluster import load_cluster, load_curve_of
+from fivefold.cluster.compute import batched_gemm_seconds, gemm_seconds, grouped_gemm_seconds
+from fivefold.estimate import Kernel, Problem, by_operation
+from fivefold.layout import Columns, Layout, Recompute, Workload
+from fivefold.model import load_model
+from fivefold.runtime import load_runtime
+
+ONE = np.arange(1)
+
+
+def kernel_of(name="llama-3-8b", *, runtime="megatron", gpu="h100-sxm", layout=None, changes=None, **work):
+    """A kernel of one layout on eight GPUs, 8,192 tokens and 16 sequences unless said otherwise."""
+    layout = layout or Layout(zero=3 if runtime == "torchtitan" else 1)
+    load = Workload(**({"seq_len": 8192, "global_batch": 16} | work))
+    profile = replace(load_runtime(runtime), **(changes or {}))
+    columns = Columns.from_layouts([layout], 8, load)
+    return Kernel(Problem(load_model(name), load_cluster(gpu, gpus=8), load, profile), columns)
+
+
+def test_unfused_attention_keeps_what_korthikanti_counts():
+    """Korthikanti et al. 2022, equation 1: 5 a s / h more, in units of s b h bytes, than attention's inputs and output;
+    the log-sum-exp of a flash kernel is all that differs besides."""
+    work = {"seq_len": 2048, "global_batch": 8, "precision": "fp16"}
+    flash, unfused = (
+        kernel_of("gpt3-6.7b", gpu="a100-80g-sxm", attention=kind, **work).variants for kind in ("flash", "unfused")
+    )
+    model = load_model("gpt3-6.7b")
+    heads = model.kinds[0].mixer.heads
+    assert unfused.saved[0, 0] - flash.saved[0, 0] == pytest.approx(5 * heads * 2048 * 2048, rel=1e-9)
+
+
+def test_unfused_attention_is_slower_and_recomputing_it_is_cheap():
+    """Korthikanti et al. 2022, table 4: without its core's scores a 22B block costs 7% more."""
+    base = {"seq_len": 2048, "global_batch": 32, "precision": "fp16"}
+    layout = Layout(tp=8, micro_batch=4, zero=0)
+    plain = kernel_of("gpt-22b", gpu="a100-80g-sxm", layout=layout, attention="unfused", **base)
+    flash = kernel_of("gpt-22b", gpu="a100-80g-sxm", layout=layout, **base)
+    again = replace(layout, recompute=Recompute(kind="selective"))
+    selective = kernel_of("gpt-22b", gpu="a100-80g-sxm", layout=again, attention="unfused", **base)
+    block = plain.variants.forward_s[0, 0] + plain.variants.backward_s[0, 0]
+    assert flash.variants.forward_s[0, 0] < plain.variants.forward_s[0, 0]
+    assert 0.03 < selective.variants.again_s[0, 0] / block < 0.15
+    assert block == pytest.approx(19.0e-3, rel=0.15)  # table 4, with sequence parallelism
+
+
+def test_single_operations_keep_every_second_product():
+    """Llama 3 8B by hand: query, value, gate and down projections, attention's output and the block's input stay."""
+    layout = Layout(zero=3, recompute=Recompute(kind="selective"))
+    kernel = kernel_of(runtime="torchtitan", layout=layout)
+    per_token = 2 * (4096 + 4096 + 1024 + 4096 + 14336 + 4096) + 4 * 32
+    assert kernel.variants.kept[0, 0] == pytest.approx(8192 * per_token)
+    ledger = kernel.ledgers[0]
+    again = dict(zip([row.name for row in ledger.gemms], by_operation.redone(ledger), strict=True))
+    assert np.asarray(again["qkv_proj"]).item() == pytest.approx(1024 / 6144)
+    assert (again["out_proj"], again["mlp.fc1"], again["mlp.fc2"]) == (1.0, 0.5, 0.0)
+
+
+def test_a_slow_host_makes_a_block_last_as_long_as_its_launches():
+    fast, slow = kernel_of(changes={"launch_host_s": 0.0}), kernel_of(changes={"launch_host_s": 1.0})
+    # Forward: 4 products, attention, 2 norms, 2 residuals, rotary twice, one activation; backward: products twice.
+    assert slow.variants.forward_s[0, 0] == pytest.approx(4 + 1 + 2 + 2 + 2 + 1)
+    assert slow.variants.backward_s[0, 0] == pytest.approx(8 + 2 + 2 + 2 + 2 + 1)
+    usual = kernel_of()
+    assert usual.variants.forward_s[0, 0] == fast.variants.forward_s[0, 0]  # 8,192 tokens keep the GPU busy
+
+
+def test_narrow_precisions_leave_the_head_in_sixteen_bits():
+    halves = {precision: kernel_of(gpu="b200", precision=precision).variants for precision in ("bf16", "fp8", "nvfp4")}
+    block, head = 0, 2
+    assert halves["fp8"].forward_s[0, head] == halves["bf16"].forward_s[0, head]
+    times = [halves[precision].forward_s[0, block] for precision in ("bf16", "fp8", "nvfp4")]
+    assert times == sorted(times, reverse=True)
+
+
+def test_adapters_leave_out_weight_gradients_states_and_reductions():
+    whole, frozen = kernel_of(), kernel_of(trained="adapters")
+    assert frozen.variants.forward_s[0, 0] == whole.variants.forward_s[0, 0]
+    assert frozen.variants.backward_s[0, 0] < 0.7 * whole.variants.backward_s[0, 0]
+    parts = {name: float(value[0, 0]) for name, value in frozen.rank_memory(ONE).items()}
+    assert parts["gradients"] == parts["master"] == parts["optimizer"] == 0
+    assert frozen.exposed_reduction_seconds(ONE)[0] == frozen.optimizer_seconds(ONE)[0] == 0
+
+
+def test_batched_products_pay_no_launch_of_their_own():
+    cluster = load_cluster("a100-80g-sxm")
+    curve, gpu = load_curve_of(cluster), cluster.gpu
+    sizes = (64, 1024, 1024, 64)
+    grouped = grouped_gemm_seconds(curve, gpu, *sizes, "fp16")
+    batched = batched_gemm_seconds(curve, gpu, *sizes, "fp16")
+    assert grouped - batched == pytest.approx(63 * curve.group_launch_s)
+    assert batched_gemm_seconds(curve, gpu, 1, *sizes[1:], "fp16") == gemm_seconds(curve, gpu, *sizes[1:], "fp16")
