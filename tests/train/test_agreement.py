@@ -51,8 +51,12 @@ def test_the_ledger_is_the_emulated_rank(name: str) -> None:
         assert row.agrees, agreement.differences(row)
 
 
+def _unless_known(case: Any) -> Any:
+    return pytest.param(case.name, marks=pytest.mark.xfail(strict=True, reason=case.why)) if case.why else case.name
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", [case.name for case in agreement.MORE_CASES])
+@pytest.mark.parametrize("name", [_unless_known(case) for case in agreement.MORE_CASES])
 def test_the_ledger_is_the_emulated_rank_in_every_case(name: str) -> None:
     for row in agreement.compare(named[name]):
         assert row.agrees, agreement.differences(row)
