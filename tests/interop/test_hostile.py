@@ -91,7 +91,7 @@ def test_files_outside_the_scripts_folder_are_not_read(tmp_path: Path) -> None:
         reading = read_file(inner / "x.sh")
         assert (reading.layout.tp, reading.layout.pp) == (1, 2), named
         assert reading.launch.files is not None and "own.env" in reading.launch.files.read
-        assert any(named in note for note in reading.notes)
+        assert any(named[:24] in note for note in reading.notes)  # long paths are cut
 
 
 def test_nothing_in_a_script_runs(tmp_path: Path) -> None:
