@@ -37,6 +37,10 @@ DATA_STEPS = 24
 TOKENS = GLOBAL_BATCH * SEQ
 TIMEOUT_S = 300
 AGREE = 2e-3  # of two engines' losses, step by step, in fp32
+# DeepSpeed 0.19's pipeline takes the norm of the first stage's gradients for that of the model
+# (`clip_grad_norm_`, deepspeed/runtime/utils.py: other stages' parameters count if marked as tensor-parallel), so it
+# clips less and its losses part from everybody's when clipping begins.
+AGREE_UNLESS_CLIPPED = 1e-2
 
 
 class Rival(NamedTuple):
@@ -46,6 +50,7 @@ class Rival(NamedTuple):
     interpreter: str
     module: str
     kind: str
+    agree: float = AGREE
 
 
 class Effort(NamedTuple):
@@ -87,7 +92,8 @@ CASES = (
     Case("CP2, all-to-all", 2, {"micro_batch": 4, "zero": 0, "cp": 2, "cp_kind": "a2a"}),
     Case(
         "PP2, 1F1B", 2, {"micro_batch": 2, "zero": 0, "pp": 2, "schedule": "1f1b"},
-        (_deepspeed("pipeline", "pipeline"), _torch("pipelining, 1F1B", "pipeline")),
+        (_deepspeed("pipeline", "pipeline")._replace(agree=AGREE_UNLESS_CLIPPED),
+         _torch("pipelining, 1F1B", "pipeline")),
     ),
     Case(
         "PP2, interleaved", 2, {"micro_batch": 2, "zero": 0, "pp": 2, "vpp": 2, "schedule": "interleaved"},
@@ -210,7 +216,7 @@ def _take_turns(case: Case, rival: Rival | None, teams: list[Team], effort: Effo
     apart = max(abs(a - b) / abs(a) for a, b in zip(losses[0], losses[-1], strict=True))
     if not all(each[-1] < each[0] for each in losses):
         raise RuntimeError(f"{case.name}: a loss did not fall: {[(each[0], each[-1]) for each in losses]}")
-    if apart > AGREE:
+    if rival is not None and apart > rival.agree:
         raise RuntimeError(f"{case.name}: the losses of the two engines part by {apart:.1e}: {losses}")
     about = [str(team.about["version"]) + ", torch " + str(team.about["torch"]) for team in teams]
     return Result(case, rival, samples, about[0], about[-1], (losses[0][0], losses[0][-1]), apart)
@@ -267,7 +273,8 @@ def line(result: Result) -> str:
 def page(results: list[Result], effort: Effort) -> str:
     versions = sorted({about for r in results for about in (r.ours_about, r.theirs_about) if about})
     ran = [r for r in results if not r.failure]
-    apart = max((r.apart for r in ran), default=0.0)
+    apart = max((r.apart for r in ran if r.rival is None or r.rival.agree == AGREE), default=0.0)
+    parted = max((r.apart for r in ran), default=0.0)
     first, last = max(r.losses[0] for r in ran), max(r.losses[1] for r in ran)
     return f"""# Throughput on CPUs
 
@@ -277,7 +284,8 @@ A 4-layer Llama (hidden 256, 8 heads, 4 KV heads, ffn 688, vocabulary 2,048), se
 tokens a step in micro-batches of 4 sequences (2 in pipelines), one thread per rank. Same initial weights, tokens,
 clipping and AdamW (PyTorch's fused one): the losses of a pair part by at most {apart:.0e} of themselves while they
 fall from {first:.2f} to {last:.2f}. Medians of {effort.repeats} turns of {effort.steps} steps, after {effort.warm_up}
-of warm-up; the ratio is that of neighbours in time, with its smallest and largest.
+of warm-up; the ratio is that of neighbours in time, with its smallest and largest. DeepSpeed's pipeline takes the norm
+of the first stage's gradients for the model's, so from the first clipped step its losses part, by up to {parted:.0e}.
 
 | layout | beside | fivefold, tokens/s | theirs, tokens/s | ratio |
 |---|---|---|---|---|
