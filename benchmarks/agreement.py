@@ -198,15 +198,8 @@ def case(name: str, model: ModelSpec, gpus: int = 1, *, seq: int = 2048, batch: 
     return Case(name, model, layout, work, gpus, ranks, KNOWN.get(name, ""))
 
 
-# Differences whose reason is known.
-KNOWN = {
-    "pp2 zb-h1 zero 3": (
-        "Known. Gathers: the emulation's, where after a WEIGHT_GRAD on tensors without values a released unit looks "
-        "as if it were whole, so that the next forward does not gather it; real ranks gather it as often as the "
-        "ledger says (tests/train/test_agreement.py has zb-h1 with ZeRO-3 on four gloo ranks). Peak: the ledger has "
-        "no moment for whole gradients between the second halves of a split backward under ZeRO-3."
-    ),
-}
+# Differences whose reason is known, by the name of the case; none today.
+KNOWN: dict[str, str] = {}
 
 # The ones that every test run compares; each axis, sharding and kind of recomputation at least once.
 CORE_CASES: tuple[Case, ...] = (

@@ -279,11 +279,20 @@ class TrainerMemory:
         at_head = self._at(head.owed_bytes) + self._at(_row(head, "log-probabilities"))
         arrived = per_chunk * self._at(ledger.owed_bytes) + np.where(ends, at_head, 0.0)
         weight = np.where(ends, self.width * self._size(self.head), self._at(_moment(ledger, "weight")))
-        more = np.maximum(self._at(_moment(ledger, "norm at the end")), weight)
+        norm = self._at(_moment(ledger, "norm at the end"))
         starts = table.apart[self.plan] & (waiting[..., kind] > 0)
         gathered = np.where(self.zero == 3, self.width * self._size(kind), 0.0)
-        moment = {"activations": held + arrived + more, "buffers": boundary, "gathered": gathered}
-        yield self._with(moment, starts, 0.0)
+        moment = {"activations": held + arrived + np.maximum(norm, weight), "buffers": boundary, "gathered": gathered}
+        yield self._with(moment, starts, self._in_reduction_before)
+        # One block further up the one below is being gathered, with this rank's part in the dtype that computes.
+        part = self.width * self._size(kind) / self.shards if self.width < _SINGLE else 0.0
+        moment = {
+            "activations": held + arrived - self._at(ledger.owed_bytes) + norm,
+            "buffers": boundary + np.where(self.zero == 3, part, 0.0),
+            "gathered": 2 * gathered,
+        }
+        sharded = (self.zero == 3) & self.sharded & (per_chunk > 1)
+        yield self._with(moment, starts & sharded, self._in_reduction_before)
 
     def _refilled(self, kind: int, dropped: np.ndarray) -> np.ndarray:
         """What recomputation has brought back when the feed-forward runs backward."""

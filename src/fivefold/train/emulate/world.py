@@ -62,8 +62,13 @@ class Fakes:
             return 1.0 if args[0].is_floating_point() else 1
         if _on_meta(args, kwargs):
             return func(*args, **kwargs)
+        emptied = _emptied(args[0]) if func.is_view else None
         with self._mode:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+        if emptied is not None:
+            # FakeTensorMode makes a view that it has made before by `set_`, which fills an emptied storage up again.
+            emptied.resize_(0)
+        return result
 
     def _collective(self, func: Any, args: tuple[Any, ...]) -> Any:
         held = Held(_tensors(args))
@@ -148,3 +153,9 @@ def _is_list(arg: Any) -> bool:
 
 def _cloned(arg: Any) -> Any:
     return arg.clone() if isinstance(arg, Tensor) else arg
+
+
+def _emptied(tensor: Any) -> torch.UntypedStorage | None:
+    """The storage of a tensor that has elements, where it was resized to nothing (a parameter that ZeRO-3 released)."""
+    storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else None
+    return storage if storage is not None and storage.nbytes() == 0 and tensor.numel() > 0 else None
