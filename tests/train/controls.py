@@ -37,7 +37,7 @@ def _control(where: str, collective: str, axis: str, **options: Any) -> Control:
 
 
 _AR, _RS = "all_reduce", "reduce_scatter"
-_REDUCE, _FINISH, _PIECES = (f"parallel.data:{name}" for name in ("Bucket.reduce", "Bucket.finish", "sum_pieces"))
+_REDUCE, _FINISH, _PIECES = (f"parallel.bucket:{name}" for name in ("Bucket.reduce", "Bucket.finish", "sum_pieces"))
 _ROW, _COLUMNS = "parallel.tensor:RowLinear.forward", "parallel.tensor:_Columns.backward"
 _PIECEWISE = "parallel.overlap:scattered_product"
 _EMBEDDING, _LOSS = "parallel.vocabulary:VocabEmbedding.forward", "parallel.vocabulary:_CrossEntropy.forward"

@@ -22,7 +22,7 @@ from fivefold.train.optimizer import (
     decays,
     squared_norm,
 )
-from fivefold.train.parallel.data import Piece
+from fivefold.train.parallel.bucket import Piece
 from fivefold.train.precision import LossScale, precision
 
 

@@ -1,7 +1,7 @@
 """The parameters of one rank of fivefold's trainer, and the buckets and units in which their gradients are reduced.
 
-As fivefold.train.parallel.data and sharded make them: under ZeRO-0 to 2 flat buckets of consecutive parameters, the
-last ones first, under ZeRO-3 one unit per module that a stage calls.
+As fivefold.train.parallel.bucket, data and sharded make them: under ZeRO-0 to 2 flat buckets of consecutive
+parameters, the last ones first, under ZeRO-3 one unit per module that a stage calls.
 """
 
 from __future__ import annotations

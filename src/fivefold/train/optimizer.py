@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fivefold.errors import FivefoldError
-from fivefold.train.parallel.data import Piece
+from fivefold.train.parallel.bucket import Piece
 
 
 class Cosine(msgspec.Struct, frozen=True, kw_only=True, tag="cosine"):

@@ -20,7 +20,7 @@ from fivefold.train.loss import TokenLoss, global_valid_tokens
 from fivefold.train.mesh import Mesh, all_reduce
 from fivefold.train.model import tensor_table
 from fivefold.train.optimizer import Optimizer, clip_factor, squared_norm
-from fivefold.train.parallel.data import Piece, sum_pieces
+from fivefold.train.parallel.bucket import Piece, sum_pieces
 from fivefold.train.parallel.tensor import copies
 from fivefold.train.precision import LossScale
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.train.mesh import Group, Mesh, gather_into
-from fivefold.train.parallel.data import Bucket, Piece, missing_gradient, units
+from fivefold.train.parallel.bucket import Bucket, Piece, missing_gradient
+from fivefold.train.parallel.data import units
 from fivefold.train.parallel.fused_gradients import fuse
 from fivefold.train.precision import Precision
 

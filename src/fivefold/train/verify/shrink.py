@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from fivefold.errors import FivefoldError
 from fivefold.layout import Layout
+from fivefold.layout.mixers import softmax_attention
 from fivefold.model import Attention, Block, BlockRun, FeedForward, ModelSpec
 from fivefold.schedule.registry import illegal_reason
 from fivefold.train.job import Job
@@ -269,5 +270,7 @@ def _notes(job: Job, small: Job) -> Iterable[str]:
 
 
 def _heads(model: ModelSpec) -> str:
-    mixer = model.kinds[0].mixer
+    mixer = softmax_attention(model.kinds[0].mixer)
+    if mixer is None:
+        return "none"
     return f"{mixer.heads}/{mixer.kv_heads}" if isinstance(mixer, Attention) else str(mixer.heads)
