@@ -1,15 +1,16 @@
-"""Validate the planner against published runs and write the tables of docs/accuracy.md.
+"""Validate the planner against published runs and write docs/accuracy.md: tables, plots, what each constant is worth.
 
-    python benchmarks/accuracy.py                  rewrite the tables from the shipped runs
+    python benchmarks/accuracy.py                  the shipped runs' tables; the page's other parts stay as they are
+    python benchmarks/accuracy.py --wide RUNS.csv  the whole page, with a wider table of published runs (minutes)
     python benchmarks/accuracy.py --runs RUNS.csv  print the tables of another file with the same columns
 
-Only what lies between the markers of docs/accuracy.md is replaced; the text around it is written by hand.
+The text is benchmarks/accuracy_text.md, in which {{name}} is a part's place; change it there, not in the page.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,15 @@ from fivefold import __version__
 from fivefold.measure import Run, RunTable, Validation, read_runs, shipped_runs, validate
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
-BEGIN, END = "<!-- tables: begin (benchmarks/accuracy.py) -->", "<!-- tables: end -->"
+TEXT = Path(__file__).with_name("accuracy_text.md")
+PLOTS = PAGE.with_name("accuracy")
+# What stands around each part in the page, so that a part can be kept when another is written anew.
+PARTS = {
+    "shipped": ("<!-- tables: begin (benchmarks/accuracy.py) -->", "<!-- tables: end -->"),
+    "wide": ("<!-- wide tables: begin (benchmarks/accuracy_wide.py) -->", "<!-- wide tables: end -->"),
+    "calibrated": ("<!-- calibration: begin (benchmarks/accuracy_calibrated.py) -->", "<!-- calibration: end -->"),
+    "constants": ("<!-- constants: begin (benchmarks/ablation.py) -->", "<!-- constants: end -->"),
+}
 WORST = 8
 
 
@@ -154,16 +163,93 @@ def tables(data: RunTable) -> str:
     return "\n\n".join(sections)
 
 
+# ---------------------------------------------------------------- the page
+
+
+def kept(page: str, name: str) -> str:
+    """A part as the page has it; a word about how to get it where it has none."""
+    begin, end = PARTS[name]
+    _, found, rest = page.partition(begin)
+    return rest.partition(end)[0].strip() if found else "Written by `python benchmarks/accuracy.py --wide RUNS.csv`."
+
+
+def assemble(text: str, page: str, parts: Mapping[str, str]) -> str:
+    """The text with every part in its place: the given ones, and what the page has of the others."""
+    for name, (begin, end) in PARTS.items():
+        body = parts.get(name) or kept(page, name)
+        text = text.replace("{{" + name + "}}", f"{begin}\n\n{body}\n\n{end}")
+    return text
+
+
+def wide(path: Path) -> str:
+    """Tables of the wider file, and predicted against measured seconds as a plot."""
+    import accuracy_wide
+    import plots
+
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in validate(accuracy_wide.complete(path)).rows:
+        name = row.id.rpartition("-")[0]
+        if row.measured_s is not None and name not in accuracy_wide.REPORTED:
+            points.setdefault(name, []).append((row.measured_s, row.predicted_s))
+    title = "Predicted against measured seconds of a step, with a band of 10%"
+    _plot("predicted.svg", plots.scatters(dict(sorted(points.items())), title, 0.10))
+    return accuracy_wide.tables(path)
+
+
+def calibrated(path: Path) -> str:
+    """Errors cold and after three runs, as tables and as a plot."""
+    import accuracy_calibrated
+    import accuracy_wide
+    import plots
+
+    groups = accuracy_calibrated.groups_of(accuracy_wide.complete(path))
+    gains = accuracy_calibrated.gains(groups)
+    medians = {
+        source: (float(np.median(gain.cold)), float(np.median(gain.after)))
+        for source, _, gain in accuracy_calibrated.by_source(gains, groups)
+    }
+    title = "Median error of runs that were not fitted"
+    _plot("calibrated.svg", plots.pairs(medians, title, ("cold", "after three runs")))
+    return accuracy_calibrated.report(gains, groups)
+
+
+def constants(path: Path) -> str:
+    """What each constant is worth, as tables and as a plot."""
+    import ablation
+    import accuracy_wide
+    import plots
+
+    base = ablation.base_of(accuracy_wide.complete(path))
+    effects = ablation.effects(base)
+    worth = {each.constant.name: 100 * each.mean for each in effects if each.matters and abs(each.mean) > 0.0005}
+    title = "Median error without a constant minus with it, mean over sources"
+    _plot("constants.svg", plots.bars(worth, title, "points"))
+    return ablation.report(effects, base)
+
+
+# The parts that need the wider table.
+WIDE = {"wide": wide, "calibrated": calibrated, "constants": constants}
+
+
+def _plot(name: str, svg: str) -> None:
+    PLOTS.mkdir(exist_ok=True)
+    (PLOTS / name).write_text(svg, encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="another CSV file of runs; its tables are printed")
+    parser.add_argument("--wide", type=Path, help="CSV file of a wider table of runs; the whole page is written")
+    parser.add_argument("--parts", nargs="+", choices=[*WIDE], default=[*WIDE], help="of --wide, write only these")
     args = parser.parse_args()
     if args.runs:
         print(tables(read_runs(args.runs)))
         return
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{tables(shipped_runs())}\n\n{END}{after}", encoding="utf-8")
+    parts = {"shipped": tables(shipped_runs())}
+    if args.wide:
+        parts |= {name: WIDE[name](args.wide) for name in args.parts}
+    page = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
+    PAGE.write_text(assemble(TEXT.read_text(encoding="utf-8"), page, parts), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -222,9 +222,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, help="CSV file of runs")
     args = parser.parse_args()
+    body = tables(args.runs)  # before the page is read: others may write it meanwhile
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{tables(args.runs)}\n\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}\n\n{body}\n\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -24,12 +24,17 @@ _HOME = {
     "Workload": "fivefold.layout",
     "Layout": "fivefold.layout",
     "Recompute": "fivefold.layout",
+    "Offload": "fivefold.layout",
+    "Lora": "fivefold.layout",
     "Overlap": "fivefold.layout",
     "estimate": "fivefold.estimate.estimate",
     "Estimate": "fivefold.estimate.result",
     "plan": "fivefold.search.search",
     "Plan": "fivefold.search.result",
     "load_plan": "fivefold.estimate.planfile",
+    "calibrate": "fivefold.measure.calibrate",
+    "load_calibration": "fivefold.cluster.calibration",
+    "Calibration": "fivefold.cluster.calibration",
     "FivefoldError": "fivefold.errors",
 }
 
@@ -37,14 +42,19 @@ if TYPE_CHECKING:
     from fivefold.cluster import Cluster as Cluster
     from fivefold.cluster import gpus as gpus
     from fivefold.cluster import load_cluster as load_cluster
+    from fivefold.cluster.calibration import Calibration as Calibration
+    from fivefold.cluster.calibration import load_calibration as load_calibration
     from fivefold.errors import FivefoldError as FivefoldError
     from fivefold.estimate.estimate import estimate as estimate
     from fivefold.estimate.planfile import load_plan as load_plan
     from fivefold.estimate.result import Estimate as Estimate
     from fivefold.layout import Layout as Layout
+    from fivefold.layout import Lora as Lora
+    from fivefold.layout import Offload as Offload
     from fivefold.layout import Overlap as Overlap
     from fivefold.layout import Recompute as Recompute
     from fivefold.layout import Workload as Workload
+    from fivefold.measure.calibrate import calibrate as calibrate
     from fivefold.model import load_model as load_model
     from fivefold.model import models as models
     from fivefold.model.spec import ModelSpec as ModelSpec

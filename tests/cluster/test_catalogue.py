@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import tomllib
+from importlib import resources
+from pathlib import Path
 
 import pytest
 
 from fivefold.cluster import aliases, clusters, gpus, load_cluster, load_curve_of, load_gpu, place
+from fivefold.cluster.tables import gpu_table, system_table
 from fivefold.errors import FivefoldError
 
 GIB = 1 << 30
@@ -33,15 +37,120 @@ def test_every_entry_loads_and_names_its_sources(name):
     place(cluster, cluster.gpus, 1)
 
 
+@pytest.mark.parametrize("name", clusters())
+def test_every_system_has_a_host_with_a_source(name):
+    cluster = load_cluster(name)
+    assert cluster.host_source and cluster.host_pcie
+    memory, link, bandwidth = (
+        cluster.host_memory_bytes,
+        cluster.host_link_bandwidth_per_s,
+        cluster.host_memory_bandwidth_per_s,
+    )
+    assert memory and link and bandwidth
+    assert 150e9 < memory < 5e12
+    # All GPUs of a node read at once what its memory gives; PCIe 3.0 x16 over 4 at least, NVLink-C2C at most.
+    assert 2e9 < link < 450e9 and link * cluster.gpus_per_node <= bandwidth * 1.01
+    for network in cluster.links:
+        assert 1e9 < network.bandwidth_per_s <= 900e9 and 1e-6 < network.latency_s <= 1e-4
+        assert 0.1 < network.efficiency <= 1
+        share = network.cards * network.card_bits_per_s / 8 / cluster.gpus_per_node
+        assert network.cards == 0 or network.bandwidth_per_s == pytest.approx(share, rel=0.01)
+    if cluster.gpu.vendor != "google":  # a TPU host's network is stated per pod
+        assert cluster.links[-1].cards > 0
+
+
+# Dense TFLOP/s of bf16 (fp16 on Volta), written down from datasheets and vendors' pages apart from the catalogue.
+DENSE_TFLOPS = {
+    "v100-sxm-16g": 125, "v100-sxm-32g": 125, "a100-40g-sxm": 312, "a100-80g-sxm": 312, "a100-40g-pcie": 312,
+    "a100-80g-pcie": 312, "a800-80g-sxm": 312, "h100-sxm": 989.5, "h100-pcie": 756.5, "h100-nvl": 835.5,
+    "h100-96g": 989.5, "h100-96g-500w": 989.5, "h800-sxm": 989.5, "h20-sxm": 148, "h200-sxm": 989.5,
+    "h200-nvl": 835.5, "gh200": 989.5, "b200": 2250, "gb200-nvl72": 2500, "b300": 2250, "gb300-nvl72": 2500,
+    "l4": 121, "l40s": 362.05, "a10": 125, "a10g": 70, "a40": 149.7, "rtx-a6000": 154.8, "rtx-6000-ada": 364.2,
+    "rtx-pro-6000": 503.8, "rtx-3090": 71, "rtx-4090": 165.2, "rtx-5090": 209.5, "mi250x-gcd": 383 / 2,
+    "mi300x": 1307.4, "mi325x": 1307.4, "mi355x": 2516.6, "gaudi2": 432, "gaudi3": 1677, "ascend-910b": 313,
+    "tpu-v4": 275, "tpu-v5e": 197, "tpu-v5p": 459, "tpu-v6e": 918,
+}  # fmt: skip
+# FLOP a clock and multiprocessor, with fp32 accumulation, and boost clock: what the peak of NVIDIA's chips is made of.
+CHIPS = {
+    "a100-80g-sxm": (2048, 1.410e9), "h100-sxm": (4096, 1.830e9), "rtx-3090": (512, 1.695e9), "rtx-4090": (512, 2.52e9),
+    "rtx-5090": (512, 2.407e9), "rtx-a6000": (1024, 1.80e9), "rtx-6000-ada": (1024, 2.505e9), "a40": (1024, 1.74e9),
+    "rtx-pro-6000": (1024, 2.617e9), "l40s": (1024, 2.49e9), "l4": (1024, 2.04e9), "v100-sxm-32g": (1024, 1.53e9),
+    "a10": (1024, 1.695e9), "mi300x": (2048, 2.1e9), "mi355x": (4096, 2.4e9), "tpu-v5e": (4 * 128 * 128 * 2 / 4, 1.5e9),
+}  # fmt: skip
+
+
+def test_peaks_are_the_published_dense_ones():
+    assert set(DENSE_TFLOPS) == set(gpus()) and len(gpus()) >= 40
+    for name, tflops in DENSE_TFLOPS.items():
+        peaks = load_gpu(name).peak_flops_per_s
+        assert peaks.get("bf16", peaks.get("fp16", 0)) / 1e12 == pytest.approx(tflops, rel=0.003), name
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_peaks_are_multiprocessors_times_clock(name):
+    gpu = load_gpu(name)
+    flop, clock = CHIPS[name]
+    peaks = gpu.peak_flops_per_s
+    assert gpu.sms * flop * clock == pytest.approx(peaks.get("bf16", peaks.get("fp16")), rel=0.02)
+
+
 @pytest.mark.parametrize("name", gpus())
 def test_numbers_are_dense_peaks_of_plausible_size(name):
     gpu = load_gpu(name)
     peaks = gpu.peak_flops_per_s
-    assert 10e12 < peaks["fp32"] < peaks["fp16"] < 3e15
-    assert peaks.get("fp8", 2 * peaks["fp16"]) == pytest.approx(2 * peaks["fp16"], rel=0.01)
-    assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"]
+    half = peaks.get("bf16") or peaks["fp16"]
+    assert 10e12 < peaks["fp32"] < half < 3e15
+    narrower = [peaks[kind] for kind in ("fp8", "nvfp4") if kind in peaks]
+    assert narrower == sorted(narrower) and all(half <= peak <= 8 * half for peak in narrower)
+    if name != "gaudi3":  # its fp8 is no faster than bf16, and its fp16 is slower
+        assert peaks.get("fp8", 2 * half) == pytest.approx(2 * half, rel=0.015)
+        assert peaks.get("fp16", half) == half
+    assert peaks.get("mxfp8", peaks.get("fp8")) == peaks.get("fp8")
     assert 15 * GIB < gpu.memory_bytes < 290 * GIB
+    assert 0.25e12 < gpu.memory_bandwidth_per_s <= 8e12
     assert load_curve_of(load_cluster(name))
+
+
+@pytest.mark.parametrize("kind", ["gpu", "system"])
+def test_entries_cut_out_of_their_file_are_what_the_whole_file_says(kind):
+    text = resources.files("fivefold.cluster").joinpath(f"data/{kind}s.toml").read_text(encoding="utf-8")
+    whole = tomllib.loads(text)[kind]
+    assert list(whole) == (gpus() if kind == "gpu" else clusters())
+    for name, table in whole.items():
+        if kind == "gpu":
+            assert gpu_table(name) == {"name": name, **table}
+        else:
+            cut = system_table(name)
+            assert all(cut[key] == table[key] for key in table if key not in ("like", "network", "bridge"))
+            assert "network" not in table or cut["links"][-1] == {"span": 0, **table["network"]}
+            assert "bridge" not in table or cut["links"][0] == table["bridge"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpu", "network", "gigabits"),
+    [
+        ("p4d.24xlarge", "a100-40g-sxm", "efa", 400),
+        ("p4de.24xlarge", "a100-80g-sxm", "efa", 400),
+        ("p5.48xlarge", "h100-sxm", "efa", 3200),
+        ("p5e.48xlarge", "h200-sxm", "efa", 3200),
+        ("p5en.48xlarge", "h200-sxm", "efa", 3200),
+        ("P6-B200.48xlarge", "b200", "efa", 3200),
+        ("g6e.48xlarge", "l40s", "efa", 400),
+        ("a3-highgpu-8g", "h100-sxm", "tcpx", 800),
+        ("a3-megagpu-8g", "h100-sxm", "tcpxo", 1600),
+        ("a3-ultragpu-8g", "h200-sxm", "roce", 3200),
+        ("Standard_ND96asr_v4", "a100-40g-sxm", "infiniband", 1600),
+        ("Standard_ND96isr_H100_v5", "h100-sxm", "infiniband", 3200),
+        ("dgx-h200", "h200-sxm", "infiniband", 3200),
+        ("dgx-1", "v100-sxm-32g", "infiniband", 400),
+    ],
+)
+def test_instances_go_by_their_own_names(asked, gpu, network, gigabits):
+    cluster = load_cluster(asked)
+    link = cluster.links[-1]
+    assert (cluster.gpu.name, link.name) == (gpu, network)
+    assert link.cards * link.card_bits_per_s == gigabits * 1e9
+    assert link.bandwidth_per_s * cluster.gpus_per_node * 8 == pytest.approx(gigabits * 1e9)
 
 
 def test_reported_capacity_is_below_the_marketing_one():
@@ -49,6 +158,13 @@ def test_reported_capacity_is_below_the_marketing_one():
     assert load_gpu("a100-40gb").memory_bytes / GIB == pytest.approx(39.49, abs=0.01)
     assert load_gpu("b200").memory_bytes / GIB == pytest.approx(178.35, abs=0.01)
     assert load_gpu("v100").memory_bytes / GIB == pytest.approx(31.74, abs=0.01)
+
+
+def test_a_part_of_a_node_has_its_part_of_the_host():
+    whole, half = load_cluster("h100"), load_cluster("h100", gpus_per_node=4)
+    assert whole.host_memory_bytes and half.host_memory_bytes == whole.host_memory_bytes // 2
+    assert half.host_link_bandwidth_per_s == whole.host_link_bandwidth_per_s
+    assert half.links[-1].bandwidth_per_s == whole.links[-1].bandwidth_per_s
 
 
 def test_counts():
@@ -71,6 +187,10 @@ def test_unknown_names_suggest_known_ones():
     with pytest.raises(FivefoldError, match=r"Did you mean .*h100") as caught:
         load_cluster("h100-sx")
     assert caught.value.option == "--gpu" and "h100-sxm" in (caught.value.legal or ())
+    with pytest.raises(FivefoldError, match=r"Did you mean .*p5\.48xlarge"):
+        load_cluster("p5.48xlarg")
+    with pytest.raises(FivefoldError, match=r"rtx-5090.*fivefold gpus"):
+        load_cluster("potato")
     with pytest.raises(FivefoldError, match="no such file"):
         load_cluster("absent.toml")
 
@@ -133,6 +253,24 @@ def test_a_file_without_base(write):
     assert load_cluster(path, gpus=8).spans == (4, 8)
 
 
+def test_a_file_states_cards_or_bandwidth(write):
+    cards = '[[links]]\nname = "infiniband"\ncards = 4\ncard_bits_per_s = 200e9'
+    ours = load_cluster(write(BASE + cards)).links[-1]
+    assert ours.bandwidth_per_s == 4 * 200e9 / 8 / 8 and (ours.cards, ours.card_bits_per_s) == (4, 200e9)
+    # On nodes of four GPUs each has a fourth of the cards.
+    assert load_cluster(write(BASE + "gpus_per_node = 4\n" + cards)).links[-1].bandwidth_per_s == 25e9
+    plain = load_cluster(write(BASE + '[[links]]\nname = "infiniband"\nbandwidth_per_s = 1e9')).links[-1]
+    assert (plain.bandwidth_per_s, plain.cards) == (1e9, 0)
+
+
+def test_a_file_replaces_the_host(write):
+    ours = load_cluster(write(BASE + "host_memory_bytes = 512_000_000_000\nhost_link_bandwidth_per_s = 50e9"))
+    base = load_cluster("h100-sxm")
+    assert (ours.host_memory_bytes, ours.host_link_bandwidth_per_s) == (512_000_000_000, 50e9)
+    assert ours.host_memory_bandwidth_per_s == base.host_memory_bandwidth_per_s
+    assert "host_memory_bytes, host_link_bandwidth_per_s: given in" in ours.host_source
+
+
 BASE = 'base = "h100-sxm"\n'
 
 
@@ -151,6 +289,20 @@ BASE = 'base = "h100-sxm"\n'
         (BASE + "[[links]]\nefficiency = 1.0", r"links\[0\] has no name"),
         (BASE + '[[links]]\nname = "nvlink"\nspan = 0', "exactly one, the outermost"),
         (BASE + '[[links]]\nname = "x"\nspan = 12\nbandwidth_per_s = 1e9\nlatency_s = 1e-5', "not a multiple of the 8"),
+        (BASE + '[[links]]\nname = "infiniband"\ncards = 4\ncard_bits_per_s = 0', "give both above 0"),
+        (BASE + '[[links]]\nname = "n"\nspan = 32\ncards = 8\nlatency_s = 1e-5', "give both above 0"),
+        (
+            BASE + '[[links]]\nname = "infiniband"\ncards = 8\ncard_bits_per_s = 4e11\nbandwidth_per_s = 1e9',
+            "its cards give each GPU 5e",
+        ),
+        # Anything this small makes a step longer than a float can say.
+        (BASE + '[[links]]\nname = "nvlink"\nbandwidth_per_s = 1e-300', r"links\.nvlink\.bandwidth_per_s"),
+        (BASE + '[[links]]\nname = "nvlink"\npeer_bandwidth_per_s = 1e-300', "peer_bandwidth_per_s.*under 1 byte"),
+        (BASE + '[[links]]\nname = "nvlink"\nefficiency = 1e-300', r"links\.nvlink\.efficiency"),
+        (BASE + "[gpu]\nmemory_bandwidth_per_s = 0.5", r"gpu\.memory_bandwidth_per_s"),
+        (BASE + "host_memory_bytes = -1", "host_memory_bytes"),
+        (BASE + "host_link_bandwidth_per_s = nan", "host_link_bandwidth_per_s"),
+        (BASE + '[gpu]\nvendor = "acme"', "acme"),
         (BASE + "keep_links = false", "no link is left"),
         (BASE + 'algorithms = ["tree"]', 'lacks "ring"'),
         (BASE + 'algorithms = ["magic"]', "magic"),
@@ -184,3 +336,9 @@ def test_loading_is_quick_and_changes_nothing():
     load_cluster("h100", gpus=64, gpus_per_node=2)
     assert load_cluster("h100") == before
     assert math.isfinite(before.links[0].achieved_per_s)
+
+
+def test_the_page_of_the_catalogue_has_every_entry():
+    page = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text(encoding="utf-8")
+    missing = [name for name in [*gpus(), *clusters()] if f"| {name} |" not in page or f"- **{name}**" not in page]
+    assert not missing, "python benchmarks/hardware.py --write docs/hardware.md"

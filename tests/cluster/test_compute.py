@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -127,9 +128,13 @@ def test_every_gpu_of_the_catalogue_has_a_curve_with_its_source() -> None:
         # Whatever the datasheet has a matrix peak for, the curve has a factor for.
         assert set(gpu.peak_flops_per_s) <= set(curve.precision), name
         for kind in ("fwd", "dgrad", "wgrad"):
-            precision = "bf16" if "bf16" in gpu.peak_flops_per_s else "fp16"
-            assert gemm_seconds(curve, gpu, 4096, 4096, 4096, precision, kind) > 0  # type: ignore[arg-type]
+            assert gemm_seconds(curve, gpu, 4096, 4096, 4096, half(gpu), kind) > 0  # type: ignore[arg-type]
     assert set(curves()) == set(gpus())
+
+
+def half(gpu) -> Any:
+    """A 16-bit format that the GPU multiplies: Volta has no bf16, TPUs have no fp16."""
+    return "bf16" if "bf16" in gpu.peak_flops_per_s else "fp16"
 
 
 sizes = st.integers(1, 200_000)
@@ -144,7 +149,7 @@ def test_product_never_gets_cheaper_by_growing(name, kind, m, n, k, groups, whic
     small = [groups, m, n, k]
     large = list(small)
     large[which] += more
-    before, after = (grouped_gemm_seconds(curve, gpu, *size, "fp16", kind) for size in (small, large))
+    before, after = (grouped_gemm_seconds(curve, gpu, *size, half(gpu), kind) for size in (small, large))
     assert after >= before * (1 - 1e-12)
 
 
@@ -152,8 +157,8 @@ def test_product_never_gets_cheaper_by_growing(name, kind, m, n, k, groups, whic
 @settings(max_examples=300, deadline=None)
 def test_product_respects_arithmetic_and_memory(name, kind, m, n, k, groups) -> None:
     curve, gpu = load_curve(name), load_gpu(name)
-    seconds = grouped_gemm_seconds(curve, gpu, groups, m, n, k, "fp16", kind)
-    rate = gpu.peak_flops_per_s["fp16"] * curve.efficiency[kind]
+    seconds = grouped_gemm_seconds(curve, gpu, groups, m, n, k, half(gpu), kind)
+    rate = gpu.peak_flops_per_s[half(gpu)] * curve.efficiency[kind]
     moved = 2 * (m * k + k * n) + (8 if kind == "wgrad" else 2) * m * n
     assert seconds >= 2 * groups * m * n * k / rate * (1 - 1e-12)
     assert seconds >= groups * moved / gpu.memory_bandwidth_per_s / curve.memory_efficiency * (1 - 1e-12)
@@ -163,17 +168,19 @@ def test_product_respects_arithmetic_and_memory(name, kind, m, n, k, groups) -> 
 @settings(max_examples=100, deadline=None)
 def test_one_group_is_a_plain_product(name, kind, m, n, k) -> None:
     curve, gpu = load_curve(name), load_gpu(name)
-    assert grouped_gemm_seconds(curve, gpu, 1, m, n, k, "fp16", kind) == gemm_seconds(curve, gpu, m, n, k, "fp16", kind)
+    assert grouped_gemm_seconds(curve, gpu, 1, m, n, k, half(gpu), kind) == gemm_seconds(
+        curve, gpu, m, n, k, half(gpu), kind
+    )
 
 
 @pytest.mark.parametrize("name", curves())
 def test_limits_of_large_and_thin_products(name: str) -> None:
     curve, gpu = load_curve(name), load_gpu(name)
     size = 1 << 17
-    large = 2 * size**3 / gemm_seconds(curve, gpu, size, size, size, "fp16") / gpu.peak_flops_per_s["fp16"]
+    large = 2 * size**3 / gemm_seconds(curve, gpu, size, size, size, half(gpu)) / gpu.peak_flops_per_s[half(gpu)]
     assert large == pytest.approx(curve.efficiency["fwd"], rel=0.02)
     # One row against a weight matrix reads the matrix: 2 bytes per element.
-    thin = 2 * size * size / gemm_seconds(curve, gpu, 1, size, size, "fp16")
+    thin = 2 * size * size / gemm_seconds(curve, gpu, 1, size, size, half(gpu))
     reach = gpu.memory_bandwidth_per_s * curve.memory_efficiency
     assert 0.5 * reach < thin <= reach
 
@@ -185,14 +192,14 @@ def test_attention_grows_and_stays_below_its_rate(name, backward, seq_log2, head
 
     def seconds_and_flops(seq: int, heads: int) -> tuple[float, float]:
         flops = (5 if backward else 2) * heads * seq**2 * head_dim
-        return float(attention_seconds(curve, gpu, flops, seq, head_dim, "fp16", backward)), flops
+        return float(attention_seconds(curve, gpu, flops, seq, head_dim, half(gpu), backward)), flops
 
     seq, heads = 1 << seq_log2, 1 << heads_log2
     seconds, flops = seconds_and_flops(seq, heads)
     assert seconds_and_flops(2 * seq, heads)[0] > seconds
     assert seconds_and_flops(seq, 2 * heads)[0] > seconds
     rates = curve.attention[curve.attention_kernel]
-    assert flops / seconds <= gpu.peak_flops_per_s["fp16"] * max(rates.backward if backward else rates.forward)
+    assert flops / seconds <= gpu.peak_flops_per_s[half(gpu)] * max(rates.backward if backward else rates.forward)
 
 
 def test_attention_kernels_rank_as_published() -> None:

@@ -52,7 +52,9 @@ def test_padding_is_all_that_megatron_adds(catalogued, kernel_of):
     rows = -(-catalogued.vocab // 128) * 128 - catalogued.vocab
     tables = 1 if catalogued.tied_embeddings else 2
     kernel = one_rank(kernel_of, catalogued)
-    assert held_parameters(kernel) == count_params(catalogued).total + tables * rows * catalogued.hidden
+    assert held_parameters(kernel) == count_params(catalogued).total + rows * (
+        tables * catalogued.hidden + catalogued.head_bias
+    )
 
 
 def test_forward_flops_of_every_model(catalogued, kernel_of):
@@ -228,6 +230,7 @@ def test_eager_pytorch_saves_the_activated_gate_besides(small, kernel_of):
         ("deepseek", 1, "core_attn", 4 * 16),
         ("deepseek", 1, "mla_up_proj", 2 * 16 * (2 * 96 + 64)),
         ("deepseek", 1, "moe_act", 4 * 2 * 512),
+        ("deepseek", 1, "shared_experts", 6 * 1024),
         # router in fp32 twice, routed experts' input and three widths, the shared expert's three widths
         ("deepseek", 1, "moe", 8 * 16 + 4 * (2 * 1024 + 6 * 512) + 6 * 1024),
     ],

@@ -98,7 +98,8 @@ def test_fp8_is_faster_and_trades_weights_for_activations(big):
     bf16, fp8 = big(), big(work={"precision": "fp8"})
     assert part(fp8, "compute") < 0.9 * part(bf16, "compute")  # the head stays in 16 bit, and operands are cast
     assert memory(fp8, "activations") < memory(bf16, "activations")
-    assert memory(fp8, "weights") == 2 * memory(bf16, "weights")  # an fp8 copy and its transpose beside each weight
+    # An fp8 copy and its transpose beside each matrix of a block, and none beside the embedding (tests of quantised).
+    assert 1.5 * memory(bf16, "weights") < memory(fp8, "weights") < 2 * memory(bf16, "weights")
 
 
 def test_fp16_costs_what_bf16_does(big):
@@ -302,7 +303,7 @@ def test_each_dense_module(big, module):
     assert 0 == part(base, "recompute") < part(again, "recompute") < part(full, "recompute")
 
 
-@pytest.mark.parametrize("module", ["core_attn", "moe", "moe_act", "layernorm", "mla_up_proj", "mlp"])
+@pytest.mark.parametrize("module", ["core_attn", "moe", "moe_act", "layernorm", "mla_up_proj", "mlp", "shared_experts"])
 def test_each_module_of_latent_attention_and_experts(price, module):
     layout, model = Layout(ep=8), load_model("deepseek-v2-lite")
     base = price(model, layout)
@@ -346,12 +347,16 @@ def test_hardware_flops_count_what_is_recomputed(big):
     assert full.flops_per_token.hardware - full.flops_per_token.causal == pytest.approx(forward_of_blocks, rel=1e-9)
 
 
-def test_selective_recompute_of_torchtitan_is_refused(small):
-    """Its op policy is not modelled, so it is refused and not priced as something else."""
-    cluster = load_cluster("h100-sxm", gpus=8)
-    layout = Layout(zero=3, recompute=Recompute(kind="selective"))
-    est = estimate(small["llama"], cluster, Workload(seq_len=4096, global_batch=64), layout, "torchtitan")
-    assert [broken.option for broken in est.violations] == ["--recompute"]
+def test_selective_recompute_of_torchtitan_redoes_every_second_product(small):
+    """Its policy by operation lies between keeping everything and recomputing whole blocks."""
+    cluster, work = load_cluster("h100-sxm", gpus=8), Workload(seq_len=4096, global_batch=64)
+    none, selective, full = (
+        estimate(small["llama"], cluster, work, Layout(zero=3, recompute=Recompute(kind=kind)), "torchtitan")
+        for kind in ("none", "selective", "full")
+    )
+    assert selective.valid
+    assert memory(full, "activations") < memory(selective, "activations") < memory(none, "activations")
+    assert 0 == part(none, "recompute") < part(selective, "recompute") < part(full, "recompute")
 
 
 def test_fp8_of_torchtitan_saves_no_activations(big):

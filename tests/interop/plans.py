@@ -54,7 +54,7 @@ def models(draw: st.DrawFn) -> ModelSpec:
     hidden = heads * draw(st.sampled_from((64, 96, 128)))
     latent = draw(st.booleans())
     bias = draw(st.sampled_from(("none", "qkv", "all")))
-    experts = draw(st.booleans()) and bias != "all"
+    experts = draw(st.booleans())
     learned = not latent and draw(st.integers(0, 5)) == 0
     mixer: Attention | LatentAttention
     if latent:
@@ -80,7 +80,7 @@ def models(draw: st.DrawFn) -> ModelSpec:
             window=draw(st.sampled_from((None, None, None, 1024))),
         )
     gated = draw(st.booleans())
-    activation = "silu" if gated else draw(st.sampled_from(("gelu", "gelu_tanh")))
+    activation = "silu" if gated else draw(st.sampled_from(("gelu", "gelu_tanh", "relu2")))
     dense = FeedForward(ffn=hidden * 4, gated=gated, bias=bias == "all", activation=activation)
     rms = draw(st.booleans())
 
@@ -93,9 +93,10 @@ def models(draw: st.DrawFn) -> ModelSpec:
             num_experts=draw(st.sampled_from((8, 16, 64, 160))),
             top_k=draw(st.sampled_from((1, 2, 6))),
             ffn=draw(st.sampled_from((1024, 1536))),
-            shared_ffn=draw(st.sampled_from((0, 2048))),
+            shared_ffn=0 if bias == "all" else draw(st.sampled_from((0, 2048))),
             gated=gated,
             activation=activation,
+            bias=bias == "all",
         )
         first = draw(st.sampled_from((0, 1, 3)))
         runs = (*((BlockRun(first, block(dense)),) if first else ()), BlockRun(layers - first, block(sparse)))

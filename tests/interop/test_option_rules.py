@@ -199,4 +199,6 @@ def test_quantised_recipes(read) -> None:
 
 def test_what_the_figures_leave_out_is_said(read) -> None:
     notes = " ".join(read("--enable-cuda-graph --optimizer-cpu-offload --use-precision-aware-optimizer").notes)
-    assert "--enable-cuda-graph" in notes and "--optimizer-cpu-offload" in notes
+    assert "--enable-cuda-graph" in notes and "--use-precision-aware-optimizer" in notes
+    offloaded = read("--optimizer-cpu-offload --use-precision-aware-optimizer --optimizer-offload-fraction 0.5")
+    assert offloaded.work.offload.optimizer == 0.5 and "--overlap-cpu-optimizer-d2h-h2d" in " ".join(offloaded.notes)

@@ -15,7 +15,7 @@ from fivefold.interop.megatron.write import Data, megatron_job
 from fivefold.interop.megatron.write_model import pattern_text
 from fivefold.layout import Layout, Overlap, Recompute, Workload, plan_ramp_up, resolve
 from fivefold.model import load_model, models
-from fivefold.model.spec import BlockRun, ModelSpec, Rotary
+from fivefold.model.spec import Block, BlockRun, Mamba2, ModelSpec, Rotary
 
 
 def job(
@@ -194,6 +194,13 @@ def changed(**fields: Any) -> ModelSpec:
     return replace(model, runs=(BlockRun(model.layers, block),), **fields)
 
 
+def hybrid() -> ModelSpec:
+    """llama-3-8b with a state space alone in its first blocks."""
+    model = load_model("llama-3-8b")
+    space = Block(mixer=Mamba2(heads=64, head_dim=64, groups=8, state=128, conv=4), feed=None)
+    return replace(model, runs=(BlockRun(8, space), BlockRun(24, model.runs[0].block)))
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
@@ -204,6 +211,14 @@ def changed(**fields: Any) -> ModelSpec:
         (changed(rotary=Rotary(scaling="linear")), "scaled by linear"),
         (changed(rotary=Rotary(scaling="llama3", factor=8.0, low_freq_factor=2.0)), "other frequency factors"),
         (changed(rotary=Rotary(theta=0.5)), "not a whole number"),
+        (changed(sinks=True), "it has attention sinks"),
+        (changed(gate=True, chunk=512), "attention within chunks, a gate on attention's output"),
+        (changed(qk_norm=True, qk_norm_over="all"), "a norm over all heads"),
+        (changed(norms="post"), "norms after its sublayers"),
+        (changed(parallel=True), "attention and feed-forward side by side"),
+        (changed(embedding_norm=True, head_bias=True), "a norm after its embedding, a bias in its output projection"),
+        (changed(peculiar=("scores are soft-capped",)), "scores are soft-capped"),
+        (hybrid(), "Mamba 2 blocks, blocks of a mixer or a feed-forward alone"),
     ],
 )
 def test_what_the_command_line_cannot_express_is_refused(model: ModelSpec, said: str) -> None:

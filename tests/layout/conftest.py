@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 from fivefold.layout import Context, Layout, Workload
-from fivefold.model.spec import Attention, Block, BlockRun, Experts, FeedForward, LatentAttention, ModelSpec
+from fivefold.model.spec import (
+    Attention,
+    Block,
+    BlockRun,
+    Experts,
+    FeedForward,
+    GatedDeltaNet,
+    LatentAttention,
+    Mamba2,
+    ModelSpec,
+)
 
 
 def _model(name: str, layers: int, block: Block, hidden: int, **more: Any) -> ModelSpec:
@@ -60,6 +70,12 @@ MODELS: dict[str, ModelSpec] = {
         Block(mixer=Attention(heads=16, kv_heads=16, head_dim=64, window=1024), feed=FeedForward(ffn=4096)),
         1024,
     ),
+    "plain": _model(
+        "plain", 8, Block(mixer=Attention(heads=16, kv_heads=16, head_dim=64), feed=FeedForward(ffn=4096)), 1024
+    ),
+    "seven-blocks": _model(
+        "seven-blocks", 7, Block(mixer=Attention(heads=16, kv_heads=16, head_dim=64), feed=FeedForward(ffn=4096)), 1024
+    ),
     # widths that no usual degree divides in one place only
     "odd-ffn": _model(
         "odd-ffn", 8, Block(mixer=Attention(heads=16, kv_heads=16, head_dim=64), feed=FeedForward(ffn=4098)), 1024
@@ -86,21 +102,56 @@ MODELS: dict[str, ModelSpec] = {
             for width in (64, 128)
         ),
     ),
+    "sinks": _model(
+        "sinks",
+        8,
+        Block(mixer=Attention(heads=16, kv_heads=16, head_dim=64, sinks=True), feed=FeedForward(ffn=4096)),
+        1024,
+    ),
+    "delta-net": _model(
+        "delta-net",
+        8,
+        Block(
+            mixer=GatedDeltaNet(key_heads=16, value_heads=32, key_dim=64, value_dim=64, conv=4),
+            feed=FeedForward(ffn=4096),
+        ),
+        1024,
+    ),
+    # blocks without attention and without a feed-forward
+    "mamba2": _model(
+        "mamba2", 8, Block(mixer=Mamba2(heads=16, head_dim=64, groups=4, state=64, conv=4), feed=None), 1024
+    ),
     "odd-hidden": _model(
         "odd-hidden", 8, Block(mixer=Attention(heads=16, kv_heads=16, head_dim=64), feed=FeedForward(ffn=4096)), 1030
     ),
 }
 
-_WORK = ("seq_len", "global_batch", "precision", "optimizer", "grad_dtype", "moe_imbalance", "tokens")
+_WORK = (
+    "seq_len",
+    "global_batch",
+    "precision",
+    "optimizer",
+    "grad_dtype",
+    "moe_imbalance",
+    "tokens",
+    "offload",
+    "document_length",
+    "cuda_graphs",
+    "moe_dispatcher",
+    "lora",
+    "base_precision",
+    "trained",
+)
 _PLACE = ("model", "world", "node", "domain", "runtime", "version")
 
 
 def build(**given: Any) -> tuple[Layout, Context]:
     """A layout and a context from one flat set of names: Layout's, Workload's, and those of the context."""
-    work = {"seq_len": 8192, "global_batch": 512} | {key: given.pop(key) for key in _WORK if key in given}
+    work: dict[str, Any] = {"seq_len": 8192, "global_batch": 512}
+    work |= {key: given.pop(key) for key in _WORK if key in given}
     place = {key: given.pop(key) for key in _PLACE if key in given}
     runtime = place.get("runtime", "megatron")
-    if runtime != "megatron":
+    if not runtime.startswith("megatron"):
         given.setdefault("zero", 3)
     model = place.get("model", "llama-3-70b")
     context = Context(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivefold.errors import FivefoldError
@@ -53,6 +53,7 @@ def test_tokens_per_batch() -> None:
     assert global_batch_from_tokens(1, 8192, multiple=8) == 8
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10**9), st.integers(1, 10**5), st.integers(1, 5000))
 def test_tokens_per_batch_is_the_nearest_multiple(tokens: int, seq_len: int, multiple: int) -> None:
     batch = global_batch_from_tokens(tokens, seq_len, multiple)
@@ -112,6 +113,7 @@ def megatron_levels(start: int, increment: int, samples: int, end: int) -> list[
     return list(levels.items())
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 4), st.integers(1, 5), st.integers(1, 12), st.integers(1, 20), st.integers(1, 3000), st.booleans()
 )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivefold.errors import FivefoldError
@@ -54,6 +54,7 @@ def same(a: Columns, b: Columns) -> bool:
     return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in COLUMN_NAMES)
 
 
+@settings(deadline=None)
 @given(st.lists(layouts, min_size=1, max_size=5), st.integers(1, 200))
 def test_round_trip(some: list[Layout], world: int) -> None:
     columns = Columns.from_layouts(some, world, WORK)
@@ -71,6 +72,7 @@ def test_round_trip(some: list[Layout], world: int) -> None:
         assert set(row.recompute.modules) == set(wanted)
 
 
+@settings(deadline=None)
 @given(layouts, st.integers(1, 4096))
 def test_derived_degrees(layout: Layout, world: int) -> None:
     """The quotients by plain Python arithmetic."""

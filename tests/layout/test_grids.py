@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivefold.errors import FivefoldError
@@ -24,6 +24,7 @@ def groups_by_reshape(axis: str, tp: int, cp: int, dp: int, pp: int) -> set[tupl
     return {tuple(row) for row in moved.reshape(-1, moved.shape[-1]).tolist()}
 
 
+@settings(deadline=None)
 @given(SIZE, SIZE, SIZE, SIZE)
 def test_dense_groups_are_those_of_the_box(tp: int, cp: int, dp: int, pp: int) -> None:
     world = tp * cp * dp * pp
@@ -34,6 +35,7 @@ def test_dense_groups_are_those_of_the_box(tp: int, cp: int, dp: int, pp: int) -
         assert made == groups_by_reshape(axis, tp, cp, dp, pp)
 
 
+@settings(deadline=None)
 @given(SIZE, SIZE, SIZE, SIZE)
 def test_expert_groups_are_those_of_the_box(etp: int, ep: int, edp: int, pp: int) -> None:
     world = etp * ep * edp * pp
@@ -46,6 +48,7 @@ def test_expert_groups_are_those_of_the_box(etp: int, ep: int, edp: int, pp: int
         assert len(moved) * size == world
 
 
+@settings(deadline=None)
 @given(SIZE, SIZE, SIZE, SIZE, SIZE, st.integers(1, 3))
 def test_shards_inside_replicas(tp: int, shard: int, replicate: int, pp: int, cp: int, zero: int) -> None:
     """HSDP: arange(world) as (pp, replicate, shard, tp), as torchtitan's mesh has it."""
@@ -68,6 +71,7 @@ def test_expert_shards_divide_edp() -> None:
     assert (group(unsharded, "expert_shard").size[0], group(unsharded, "expert_replicate").size[0]) == (1, 16)
 
 
+@settings(deadline=None)
 @given(SIZE, SIZE, SIZE, SIZE)
 def test_coordinates_and_members_of_a_rank(tp: int, cp: int, dp: int, pp: int) -> None:
     world = tp * cp * dp * pp

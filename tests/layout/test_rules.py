@@ -21,6 +21,7 @@ from fivefold.layout import (
     valid_mask,
     violations,
 )
+from fivefold.layout.workload import Lora, Offload
 from fivefold.model.spec import Attention, Block, BlockRun, FeedForward, ModelSpec
 
 FULL, SELECTIVE = Recompute(kind="full"), Recompute(kind="selective")
@@ -38,6 +39,12 @@ def some_layers(count: int, kind: str = "full") -> Recompute:
 # id: (what both share, what makes it valid, what breaks the rule)
 Case = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 TITAN = {"runtime": "torchtitan"}
+MAIN = {"runtime": "torchtitan@2026.9"}
+SMALL_MODEL = {"model": "windowed", "zero": 1}
+NANOTRON = {"runtime": "nanotron"} | SMALL_MODEL
+ULYSSES = {"model": "plain", "cp": 2, "cp_kind": "a2a", "runtime": "deepspeed-zero"}
+NO_SP = {"sequence_parallel": False}
+LORA = {"trained": "adapters", "lora": Lora(rank=16)}
 TRAINER = {"runtime": "fivefold"}
 CASES: dict[str, Case] = {
     "tp-range": ({}, {"tp": 8}, {"tp": 0}),
@@ -160,7 +167,11 @@ CASES: dict[str, Case] = {
     "torchtitan-tied-pp": (TITAN | {"model": "gpt2", "seq_len": 1024}, {"pp": 1}, {"pp": 4}),
     "torchtitan-mtp": (TITAN, {"model": "mixtral"}, {"model": "deepseek-v3"}),
     "torchtitan-recompute-layers": (TITAN, {"recompute": FULL}, {"recompute": some_layers(4)}),
-    "torchtitan-recompute-selective": (TITAN, {"recompute": FULL}, {"recompute": SELECTIVE}),
+    "torchtitan-recompute-selective": (TITAN, {"recompute": SELECTIVE}, {"recompute": modules("mlp")}),
+    "torchtitan-tokens": (MAIN | {"tp": 8, "cp": 2}, {"seq_len": 8192}, {"seq_len": 8208}),
+    "torchtitan-ep-mesh": (MAIN | {"model": "mixtral", "world": 12, "global_batch": 48}, {"ep": 4}, {"ep": 8}),
+    "torchtitan-ep-tp": (MAIN | {"model": "mixtral", "tp": 4}, {"ep": 4}, {"ep": 2}),
+    "torchtitan-no-etp": (MAIN | {"model": "mixtral", "ep": 8, "tp": 2}, {"etp": 1}, {"etp": 2}),
     "torchtitan-overlap-grad": (TITAN, {}, {"overlap": Overlap(grad=False)}),
     "torchtitan-overlap-param": (TITAN, {}, {"overlap": Overlap(param=False)}),
     "torchtitan-overlap-ep": (TITAN | {"model": "mixtral", "ep": 8}, {}, {"overlap": EP}),
@@ -168,6 +179,13 @@ CASES: dict[str, Case] = {
     "torchtitan-schedule": (TITAN | {"pp": 4}, {"schedule": "afab"}, {"schedule": "zb-h1"}),
     "fivefold-experts": (TRAINER, {"model": "llama-3-70b"}, {"model": "mixtral"}),
     "fivefold-latent-attention": (TRAINER, {"model": "windowed"}, {"model": "latent"}),
+    "fivefold-features": (TRAINER, {"model": "windowed"}, {"model": "sinks"}),
+    "state-heads-tp": ({"model": "mamba2"}, {"tp": 4}, {"tp": 32}),
+    "state-groups-tp": ({"model": "mamba2", "world": 32}, {"tp": 4}, {"tp": 8}),
+    "linear-attention-cp": ({"model": "delta-net"}, {}, {"cp": 2}),
+    "state-space-cp": ({"model": "mamba2", "cp": 2}, {}, TITAN),
+    "state-space-cp-heads": ({"model": "mamba2"}, {"cp": 16}, {"cp": 32}),
+    "state-space-cp-groups": ({"model": "mamba2", "world": 48, "global_batch": 480}, {"cp": 4}, {"cp": 3}),
     "fivefold-mtp": (TRAINER, {"model": "windowed"}, {"model": "one-mtp"}),
     "fivefold-heads-alike": (TRAINER, {"model": "windowed"}, {"model": "two-heads"}),
     "fivefold-kv-heads": (TRAINER | {"model": "six-kv"}, {"tp": 2}, {"tp": 4}),
@@ -182,15 +200,118 @@ CASES: dict[str, Case] = {
     "fivefold-overlap-ep": (TRAINER, {}, {"overlap": EP}),
     "fivefold-grad-dtype": (TRAINER | {"grad_dtype": "bf16"}, {"precision": "bf16"}, {"precision": "fp16"}),
     "fp8-dimensions": ({"precision": "fp8"}, {"tp": 8}, {"model": "odd-hidden"}),
-    "nanotron-cp": ({"runtime": "nanotron", "model": "windowed", "zero": 1}, {}, {"cp": 2}),
-    "nanotron-experts": ({"runtime": "nanotron", "zero": 1}, {"model": "windowed"}, {"model": "mixtral"}),
-    "deepspeed-cp-kind": (
-        {"runtime": "deepspeed", "model": "windowed", "cp": 2, "zero": 1},
-        {"cp_kind": "a2a"},
+    "nanotron-cp": (NANOTRON | {"model": "plain"}, {}, {"cp": 2}),
+    "nanotron-cp-kind": (
+        {"runtime": "nanotron@2026.4", "model": "plain", "zero": 1, "cp": 2},
         {"cp_kind": "p2p"},
+        {"cp_kind": "a2a"},
     ),
+    "nanotron-kv-heads": (NANOTRON | {"model": "six-kv"}, {"tp": 2}, {"tp": 4}),
+    "nanotron-ep": (NANOTRON, {}, {"model": "mixtral", "ep": 2}),
+    "nanotron-experts": ({"runtime": "nanotron", "zero": 1}, {"model": "windowed"}, {"model": "mixtral"}),
+    "deepspeed-cp-kind": ({"runtime": "deepspeed", "cp": 2} | SMALL_MODEL, {"cp_kind": "a2a"}, {"cp_kind": "p2p"}),
     "deepspeed-zero-pp": ({"runtime": "deepspeed-zero", "model": "windowed", "zero": 3}, {}, {"pp": 2}),
+    "deepspeed-kv-heads": ({"runtime": "deepspeed", "model": "six-kv", "zero": 1}, {"tp": 2}, {"tp": 4}),
+    "deepspeed-autotp-zero3": (
+        {"runtime": "deepspeed-zero", "model": "plain", "tp": 2} | NO_SP,
+        {"zero": 2},
+        {"zero": 3},
+    ),
+    "deepspeed-autotp-version": (
+        {"runtime": "deepspeed-zero", "model": "plain", "tp": 2, "zero": 2} | NO_SP,
+        {"version": "0.16"},
+        {"version": "0.15"},
+    ),
+    "deepspeed-autotp-sp": ({"runtime": "deepspeed-zero", "model": "plain", "tp": 2, "zero": 2}, NO_SP, {}),
+    "deepspeed-ulysses-zero3": (ULYSSES | {"zero": 3}, {"version": "0.17"}, {"version": "0.15"}),
+    "deepspeed-ep": (
+        {"runtime": "deepspeed", "model": "mixtral", "zero": 1, "world": 16, "tp": 4},
+        {"ep": 4},
+        {"ep": 8},
+    ),
+    "nanotron-model": (NANOTRON, {}, {"model": "sinks"}),
+    "deepspeed-model": ({"runtime": "deepspeed", "zero": 1}, {"model": "windowed"}, {"model": "latent"}),
+    "torchtitan-model": ({}, {"model": "latent", "runtime": "fsdp"}, {"model": "mamba2", "runtime": "torchtitan"}),
+    "deepspeed-recompute-modules": (
+        {"runtime": "deepspeed"} | SMALL_MODEL,
+        {"recompute": SELECTIVE},
+        {"recompute": modules("mlp")},
+    ),
+    "schedule-runtime": (NANOTRON | {"pp": 4}, {"schedule": "afab"}, {"schedule": "zb-h1"}),
     "fsdp-needs-shards": ({"runtime": "fsdp", "world": 8}, {"tp": 4}, {"tp": 8}),
+    "fsdp-recompute-selective": ({"runtime": "fsdp"}, {"recompute": FULL}, {"recompute": SELECTIVE}),
+    "overlap-tp-runtime": ({"tp": 8, "overlap": TP, "zero": 1}, {}, {"runtime": "deepspeed"}),
+    "overlap-ep-runtime": ({"model": "mixtral", "ep": 8, "overlap": EP, "zero": 1}, {}, {"runtime": "nanotron"}),
+    "moe-dispatcher-runtime": ({"moe_dispatcher": "deepep", "model": "mixtral", "ep": 8}, {}, TITAN | {"zero": 3}),
+    "moe-dispatcher-experts": ({"moe_dispatcher": "deepep", "model": "mixtral"}, {"ep": 8}, {"ep": 1}),
+    "cuda-graphs-runtime": ({"cuda_graphs": True, "model": "plain"}, {}, TITAN),
+    "cuda-graphs-dense": ({"cuda_graphs": True}, {}, {"model": "mixtral"}),
+    "cuda-graphs-recompute": ({"cuda_graphs": True}, {}, {"recompute": FULL}),
+    "documents-runtime": ({"document_length": 1000.0, "model": "plain"}, {}, TRAINER),
+    "documents-cp": ({"document_length": 1000.0, "zero": 3} | TITAN, {}, {"cp": 2}),
+    "offload-optimizer-runtime": ({"offload": Offload(optimizer=1)}, {}, {"runtime": "nanotron", "zero": 1}),
+    "offload-parameters-runtime": (
+        {"offload": Offload(optimizer=1, parameters=1), "zero": 3, "model": "plain"},
+        {"runtime": "deepspeed-zero"},
+        {"runtime": "megatron"},
+    ),
+    "offload-activations-runtime": ({"offload": Offload(activations=1)}, {}, TITAN),
+    "offload-fsdp-together": (
+        {"runtime": "fsdp"},
+        {"offload": Offload(optimizer=1, parameters=1)},
+        {"offload": Offload(optimizer=1)},
+    ),
+    "offload-parameters-whole": (
+        {"runtime": "deepspeed-zero", "model": "plain", "zero": 3},
+        {"offload": Offload(optimizer=1, parameters=1)},
+        {"offload": Offload(parameters=1)},
+    ),
+    "offload-parameters-zero": (
+        {"runtime": "deepspeed-zero", "model": "plain", "offload": Offload(optimizer=1, parameters=1)},
+        {"zero": 3},
+        {"zero": 2},
+    ),
+    "offload-optimizer-zero": ({"offload": Offload(optimizer=1)}, {"zero": 1}, {"zero": 0}),
+    "offload-optimizer-adam": ({"offload": Offload(optimizer=1)}, {}, {"optimizer": "sgd"}),
+    "offload-activations-pp": ({"offload": Offload(activations=1)}, {}, {"pp": 2}),
+    "offload-activations-recompute": ({"offload": Offload(activations=1)}, {}, {"recompute": FULL}),
+    "lora-runtime": (LORA, {"runtime": "fsdp"}, {"runtime": "nanotron", "model": "plain", "zero": 1}),
+    "lora-targets-attention": (LORA, {}, {"model": "latent"}),
+    "lora-optimizer": (LORA, {"optimizer": "sgd"}, {"optimizer": "muon", "zero": 0}),
+    "base-precision-runtime": (LORA | {"base_precision": "nf4"}, {"runtime": "fsdp"}, {}),
+    "accelerate-sp": ({"runtime": "accelerate", "tp": 8}, NO_SP, {}),
+    "accelerate-pp": ({"runtime": "accelerate", "model": "plain"}, {}, {"pp": 2}),
+    "accelerate-ep": ({"runtime": "accelerate", "model": "mixtral"}, {}, {"ep": 8}),
+    **{
+        f"fsdp1-{axis}": ({"runtime": "fsdp1", "model": "mixtral" if axis == "ep" else "plain"}, {}, {axis: 2})
+        for axis in ("tp", "cp", "pp", "ep")
+    },
+    "fsdp1-hybrid": ({"runtime": "fsdp1"}, {"dp_replicate": 8}, {"dp_replicate": 2}),
+    "megatron-experts-version": ({"runtime": "megatron@0.3"}, {}, {"model": "mixtral"}),
+    "megatron-latent-version": ({"model": "latent"}, {"version": "0.10"}, {"version": "0.9"}),
+    "megatron-mtp-version": ({"model": "one-mtp"}, {"version": "0.12"}, {"version": "0.11"}),
+    "megatron-cp-version": ({"cp": 2}, {"version": "0.4"}, {"version": "0.3"}),
+    "megatron-cp-experts-version": ({"cp": 2, "model": "mixtral"}, {"version": "0.8"}, {"version": "0.7"}),
+    "megatron-cp-kind-version": ({"cp": 2, "cp_kind": "a2a"}, {"version": "0.10"}, {"version": "0.9"}),
+    "megatron-folding-version": ({"model": "mixtral", "tp": 4, "ep": 8}, {"version": "0.10"}, {"version": "0.9"}),
+    "megatron-uneven-version": ({"pp": 4, "first_stage_layers": 20}, {"version": "0.9"}, {"version": "0.8"}),
+    "megatron-uneven-chunks-version": (
+        {"pp": 4, "vpp": 2, "first_stage_layers": 20},
+        {"version": "0.11"},
+        {"version": "0.10"},
+    ),
+    "megatron-account-version": (
+        {"model": "seven-blocks", "pp": 4, "account_for_loss": True},
+        {"version": "0.11"},
+        {"version": "0.10"},
+    ),
+    "megatron-modules-version": ({"recompute": modules("mlp")}, {"version": "0.13"}, {"version": "0.12"}),
+    "megatron-replicas-experts-version": (
+        {"model": "mixtral", "dp_replicate": 2},
+        {"version": "0.13"},
+        {"version": "0.12"},
+    ),
+    "megatron-overlap-tp-version": ({"tp": 8, "overlap": TP}, {"version": "0.5"}, {"version": "0.4"}),
 }
 
 
@@ -295,6 +416,25 @@ def test_messages_name_the_option_that_can_mend_it(make) -> None:
     assert "silently" in lost.message
 
 
+def test_rules_by_version_and_alias(make) -> None:
+    """No version means the newest of the profile that the name alone means."""
+
+    def ids(runtime: str) -> set[str]:
+        return {rule.id for rule in rules_for(make(runtime=runtime)[1])}
+
+    assert ids("megatron") == ids("megatron@0.17")
+    assert "torchtitan-micro-batches" in ids("torchtitan") & ids("torchtitan@2026.7") - ids("torchtitan@2026.8")
+    assert "torchtitan-ep-tp" in ids("torchtitan@2026.9") - ids("torchtitan@2026.8")
+    assert "accelerate-sp" in ids("accelerate") - ids("fsdp2")
+    assert "megatron-kv-heads" in ids("megatron-fsdp")
+
+
+def test_a_stage_that_another_profile_has_is_named(make) -> None:
+    layout, context = make(runtime="deepspeed", model="windowed", zero=3)
+    (violation,) = violations(layout, context)
+    assert "deepspeed-zero" in violation.message
+
+
 def test_unknown_runtime_and_version(make) -> None:
     with pytest.raises(FivefoldError, match="Unknown runtime"):
         make(runtime="megatorn")
@@ -346,7 +486,23 @@ some_context = st.fixed_dictionaries(
         "world": st.sampled_from([1, 8, 24, 64]),
         "seq_len": st.sampled_from([1000, 1024, 4096]),
         "global_batch": st.sampled_from([1, 60, 512]),
-        "runtime": st.sampled_from(["megatron", "torchtitan", "fsdp", "megatron@0.13", "fivefold", "fivefold@cpu"]),
+        "runtime": st.sampled_from(
+            [
+                "megatron",
+                "megatron@0.13",
+                "megatron@0.3",
+                "torchtitan",
+                "torchtitan@2026.9",
+                "fsdp",
+                "accelerate",
+                "fsdp1",
+                "nanotron",
+                "deepspeed",
+                "deepspeed-zero",
+                "fivefold",
+                "fivefold@cpu",
+            ]
+        ),
         "precision": st.sampled_from(["bf16", "bf16", "fp8", "fp16"]),
     }
 )

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivefold.errors import FivefoldError
@@ -24,6 +24,7 @@ from fivefold.schedule import Placement, legal, placement
 WORK = Workload(seq_len=8192, global_batch=512)
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 130),
     st.integers(1, 17),
@@ -97,6 +98,7 @@ def test_embedding_and_head_as_blocks() -> None:
     assert chunked == (0, *[1] * 126, 0)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 130), st.integers(2, 40))
 def test_weighted_split_by_dealing_items(layers: int, stages: int) -> None:
     """Embedding, blocks and head dealt out in a row, the first stages getting the extra item."""

@@ -82,13 +82,13 @@ def test_context_parallelism_kind_is_read():
 
 
 def _greedy(layers: int, block: int, head: int, pp: int) -> list[int]:
-    """nanotron's loop, written out: a stage is closed by the block that reaches its threshold."""
+    """nanotron's loop, written out: a stage is closed by the block that exceeds its threshold."""
     total = layers * block + head
     per_stage, done = [0], 0
     for _ in range(layers):
         done += block
         per_stage[-1] += 1
-        if done >= total * len(per_stage) / pp and len(per_stage) < pp:
+        if done > total * len(per_stage) / pp and len(per_stage) < pp:
             per_stage.append(0)
     return per_stage
 
@@ -100,7 +100,7 @@ def test_nanotron_stages_follow_its_loop(run):
     expected = _greedy(run.layers, block, run.vocab * run.hidden, run.pp)
     assert layout.last_stage_layers == expected[-1]
     middle = (run.layers - layout.first_stage_layers - layout.last_stage_layers) // max(run.pp - 2, 1)
-    assert max(layout.first_stage_layers, middle if run.pp > 2 else 0) == max(expected[:-1])
+    assert max(layout.first_stage_layers or 0, middle if run.pp > 2 else 0) == max(expected[:-1])
 
 
 def test_126_blocks_run_with_embedding_and_head_counted():
@@ -290,3 +290,88 @@ def test_hardware_flops_become_seconds():
     flops = 96 * 2304 * 2048 * 80 * 12288**2 * (1 + 2048 / (6 * 12288) + 51200 / (16 * 80 * 12288))
     assert run.measured_s == pytest.approx(flops / (148e12 * 1536))
     assert msgspec.structs.replace(run, flops_convention="unclear").measured_s is None
+
+
+def test_nanotron_gives_a_stage_the_block_beyond_its_share():
+    """1.34B: sixteen blocks and a head that weighs four of them; ten are exactly half, so the eleventh is the last."""
+    layout = convert(RUNS["nanotron-0001"]).layout
+    assert (layout.first_stage_layers, layout.last_stage_layers) == (11, 5)
+
+
+@pytest.mark.parametrize(("date", "fused"), [("2024-09", False), ("25.09", True)])
+def test_recipes_fuse_the_loss_since_2025(date, fused):
+    changes = convert(_change("simumax-0002", framework="NeMo", source_date=date)).changes
+    assert ("loss_moved_bytes" in changes) is fused
+    assert "loss_moved_bytes" not in convert(_change("simumax-0002", source_date=date)).changes  # Megatron-LM's own
+
+
+def test_flexible_dispatchers_send_a_token_once():
+    sent = convert(_change("simumax-0002", overlap="moe_flex_dispatcher_backend=deepep")).changes
+    assert sent["tokens_sent_once"]
+    assert "tokens_sent_once" not in convert(_change("simumax-0002", overlap=None)).changes
+
+
+@pytest.mark.parametrize(
+    ("date", "notes", "unfused"),
+    [("2024-12", None, True), ("2024-12", "torch.compile", False), ("2026-02", None, None)],
+)
+def test_norms_of_eager_torchtitan_are_unfused_before_pytorch_had_a_kernel(date, notes, unfused):
+    run = _change("llmfoundry-0096", framework="torchtitan", source_date=date, notes=notes, overlap=None)
+    assert convert(run).changes.get("unfused_norms") is unfused
+    assert "unfused_norms" not in convert(RUNS["llmfoundry-0096"]).changes  # it stands in for Composer
+
+
+def test_megatron_lms_eight_bit_example_keeps_eight_bit_weights():
+    plain, eight = (convert(_change("simumax-0002", precision_kind=kind)) for kind in ("bf16", "fp8"))
+    assert (plain.work.grad_dtype, eight.work.grad_dtype) == ("fp32", "bf16")
+    assert eight.changes["quantised_weight_bytes"] == 2
+    assert "quantised_weight_bytes" not in plain.changes
+
+
+@pytest.mark.parametrize(("date", "bytes_per_logit"), [("2024-12", 12), ("2025-06", 4)])
+def test_compiled_torchtitan_compiles_its_loss_since_2025(date, bytes_per_logit):
+    run = _change("llmfoundry-0096", framework="torchtitan", source_date=date, notes="torch.compile", overlap=None)
+    assert convert(run).changes["loss_bytes_per_logit"] == bytes_per_logit
+
+
+@pytest.mark.parametrize(("date", "fused"), [("2021-04", False), ("2022-05", True)])
+def test_megatron_lm_fuses_accumulation_since_its_third_release(date, fused):
+    case = convert(_change("simumax-0002", source_date=date))
+    assert case.runtime == "deepspeed"  # stands in for what was before Transformer Engine
+    assert (case.changes.get("wgrad_bytes") == 8) is fused
+
+
+def test_recipes_interleave_where_a_row_does_not_say():
+    """Twelve blocks on each of two ranks: twelve chunks of one."""
+    run = _change("simumax-0001", framework="NeMo", tp=1, pp=2, dp=4, gpus=8, mbs=1, gbs=16, vpp=None, layers=24)
+    assert convert(run).layout.vpp == 12
+    assert convert(msgspec.structs.replace(run, vpp=1)).layout.vpp == 1
+    assert convert(msgspec.structs.replace(run, framework="Megatron-LM")).layout.vpp == 1
+
+
+@pytest.mark.parametrize(
+    ("framework", "gbs", "notes", "vpp"),
+    [("Meta", 16, None, 8), ("Meta", 256, None, 1), ("Meta", 16, "1F1B", 1), ("Megatron-DeepSpeed", 16, None, 1)],
+)
+def test_a_large_bubble_is_taken_to_be_interleaved(framework, gbs, notes, vpp):
+    """126 blocks, embedding and head on 16 ranks are eight places each; a bubble of 15 / 16 makes them eight chunks."""
+    run = _change("simumax-0001", framework=framework, tp=1, pp=16, dp=1, gpus=16, mbs=1, gbs=gbs, vpp=None, layers=126)
+    assert convert(msgspec.structs.replace(run, notes=notes, overlap=None)).layout.vpp == vpp
+
+
+@pytest.mark.parametrize(("framework", "in_part"), [("Megatron-LM", True), ("Megatron-DeepSpeed", False)])
+def test_recomputation_in_part_is_the_frameworks(framework, in_part):
+    """Two of twelve blocks would do for this one, where the framework can recompute some and not others."""
+    unknown = {"recompute": None, "recompute_kind": "unknown", "attention": "flash", "mbs": 12, "gbs": 96}
+    recompute = choose(convert(_change("simumax-0001", framework=framework, **unknown))).layout.recompute
+    assert recompute.kind == "full"
+    assert (recompute.layers is not None) is in_part
+
+
+def test_a_micro_batch_is_chosen_of_those_that_interleave():
+    """32 sequences a replica on 16 ranks with eight chunks: micro-batches of one or two leave whole groups of 16."""
+    run = _change("simumax-0001", framework="Meta", tp=1, pp=16, dp=1, gpus=16, mbs=None, gbs=32, vpp=None, layers=126)
+    chosen = choose(convert(msgspec.structs.replace(run, notes=None, overlap=None, gpus_per_node=8)))
+    assert chosen.layout.vpp == 8
+    assert chosen.layout.micro_batch in (1, 2)
+    assert predict(chosen).seconds.value > 0

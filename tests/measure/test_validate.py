@@ -142,8 +142,8 @@ def test_sources_and_runtime_are_chosen():
     with pytest.raises(FivefoldError) as caught:
         validate(sources=["nanotrn"])
     assert "nanotron" in caught.value.legal
-    other = validate([RUNS["llmfoundry-0096"]], runtime="fsdp")
-    assert other.by_source[0].runtime == "torchtitan"
+    other = validate([RUNS["llmfoundry-0096"]], runtime="fsdp2")
+    assert other.by_source[0].runtime == "fsdp"
     with pytest.raises(FivefoldError, match="Unknown runtime"):
         validate([RUNS["simumax-0001"]], runtime="nosuch")
 

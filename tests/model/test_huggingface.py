@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small import NEW_ARCHITECTURE, SMALL
 
 from fivefold.errors import FivefoldError, UnknownModelTypeError
 from fivefold.model import first_layers, load_model, read_config
 from fivefold.model.catalogue import entry
 from fivefold.model.families import FAMILIES, Reader
-from fivefold.model.families.reader import NORM_EPS, ROPE_KEYS
+from fivefold.model.families.reader import ROPE_KEYS
 from fivefold.model.huggingface import MAX_CONFIG_BYTES
 
 PUBLISHED = Path(__file__).parent / "data" / "hf_configs"
@@ -44,13 +45,52 @@ def test_renamed_keys_of_a_published_file() -> None:
     assert "missing: n_routed_experts, n_shared_experts" in error.message
 
 
-@pytest.mark.parametrize("stem", ["gemma2-9b", "falcon-40b", "deepseek-v3.2-671b"])
-def test_other_families(stem: str) -> None:
+@pytest.mark.parametrize(
+    ("stem", "reason"), [("gemma4-26b-a4b", "values from the keys"), ("deepseek-v4-284b", "hyper-connections")]
+)
+def test_families_without_room_are_refused_with_the_reason(stem: str, reason: str) -> None:
     config = json.loads((PUBLISHED / f"{stem}.json").read_text())
-    with pytest.raises(UnknownModelTypeError) as caught:
+    with pytest.raises(UnknownModelTypeError, match=reason) as caught:
         read_config(PUBLISHED / f"{stem}.json")
     assert config["model_type"] in caught.value.message
     assert all(family in caught.value.message for family in FAMILIES)
+
+
+NESTED_FILE = PUBLISHED / "gemma3-4b.json"
+
+
+def test_language_models_of_image_readers() -> None:
+    config = json.loads(NESTED_FILE.read_text())
+    spec = read_config(NESTED_FILE)
+    assert spec.family == "gemma3_text"
+    assert any("not counted" in each for each in spec.peculiar)
+    inner = read_config(config["text_config"])
+    assert inner.runs == spec.runs
+    assert not any("not counted" in each for each in inner.peculiar)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"text_config": None}, "text_config"),
+        ({"text_config": {"model_type": "llama"}}, "text_config"),
+        ({"text_config": {3: "llama", "a": 1}}, "text_config"),
+        ({"architectures": ["Gemma3ForCausalLM"]}, "architectures"),
+        ({"hidden_size": 3}, "hidden_size"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+    ],
+)
+def test_outer_keys_of_image_readers(changes: dict[str, Any], key: str) -> None:
+    error = refusal(json.loads(NESTED_FILE.read_text()) | changes)
+    assert (error.option or "").endswith(f": {key}")
+
+
+def test_two_spellings_of_one_key_must_agree() -> None:
+    config = json.loads((PUBLISHED / "falcon-40b.json").read_text())
+    assert read_config(config).kinds[0].mixer.kv_heads == 8  # type: ignore[union-attr]
+    error = refusal(config | {"n_head_kv": 16})
+    assert "n_head_kv" in error.message
+    assert "num_kv_heads" in error.message
 
 
 @pytest.mark.parametrize("model_type", [None, 7, ["llama"], {"a": 1}, "LLAMA", ""])
@@ -231,19 +271,49 @@ class Recording(dict[str, Any]):
         return super().__getitem__(key)
 
 
+def variants(model_type: str) -> list[dict[str, Any]]:
+    """Configurations of a family that between them have every key its reader may look at."""
+    model_type = {"RefinedWeb": "falcon", "RefinedWebModel": "falcon"}.get(model_type, model_type)
+    if model_type in SMALL:
+        base, choices = SMALL[model_type]
+        caps = {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 4.0, "sliding_window": 5}
+        listed = {"layers_block_type": ["mlp"], "num_hidden_layers": 1}
+        ways = {
+            "falcon": [NEW_ARCHITECTURE, {"multi_query": False}],
+            "nemotron_h": [listed],
+            "gemma": [{"hidden_activation": "gelu"}],
+            "gemma2": [caps],
+            "gemma3_text": [caps],
+            "qwen2_moe": [{"use_sliding_window": True, "sliding_window": 5}],
+        }
+        changes = [{key: value} for key, values in choices.items() for value in values] + ways.get(model_type, [])
+        return [flat(base | change) for change in [{}, *changes]]
+    bases = {"qwen2": "qwen2.5-0.5b", "qwen3": "qwen3-0.6b", "qwen3_moe": "qwen3-30b-a3b", "mixtral": "mixtral-8x7b"}
+    bases |= {"llama": "llama-2-7b", "mistral": "mistral-7b-v0.1", "gpt2": "gpt2", "kimi_k2": "kimi-k2"}
+    bases |= {"deepseek_v2": "deepseek-v2", "deepseek_v3": "deepseek-v3"}
+    config = dict(entry(bases[model_type]).config)
+    if "use_sliding_window" in FAMILIES[model_type].optional:
+        config |= {"use_sliding_window": True, "sliding_window": 128}
+    return [config]
+
+
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    tables = {key: value for key, value in config.items() if key in ("attn_config", "ffn_config")}
+    inner = {f"{key}.{name}": each for key, value in tables.items() for name, each in value.items()}
+    return {key: value for key, value in config.items() if key not in tables} | inner
+
+
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_declared_keys_are_used_and_used_keys_declared(model_type: str) -> None:
     """A key that is declared as used but never read would be accepted and ignored."""
     family = FAMILIES[model_type]
-    bases = {"qwen2": "qwen2.5-0.5b", "qwen3": "qwen3-0.6b", "qwen3_moe": "qwen3-30b-a3b", "mixtral": "mixtral-8x7b"}
-    bases |= {"llama": "llama-2-7b", "mistral": "mistral-7b-v0.1", "gpt2": "gpt2", "kimi_k2": "kimi-k2"}
-    bases |= {"deepseek_v2": "deepseek-v2", "deepseek_v3": "deepseek-v3"}
-    config = Recording({**entry(bases[model_type]).config})
-    if "use_sliding_window" in family.optional:
-        config |= {"use_sliding_window": True, "sliding_window": 128}
-    family.read(Reader(config, family, "name", "where"))
-    assert config.seen <= family.required | family.optional | ROPE_KEYS | NORM_EPS
-    assert config.seen >= (family.required | family.optional) - {"model_type"}
+    seen: set[str] = set()
+    for variant in variants(model_type):
+        config = Recording(variant)
+        family.read(Reader(config, family, "name", "where"))
+        seen |= config.seen
+    assert seen <= family.required | family.optional | ROPE_KEYS | family.norm_eps_keys
+    assert seen >= (family.required | family.optional) - {"model_type"}
 
 
 def test_key_lists_do_not_overlap() -> None:
@@ -261,11 +331,14 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
-@given(data=st.data(), base=st.sampled_from(["llama-3-8b", "qwen3-8b", "gpt2", "qwen3-30b-a3b", "deepseek-v3"]))
+BASES = ("llama-3-8b", "qwen3-8b", "gpt2", "qwen3-30b-a3b", "deepseek-v3", *SMALL)
+
+
+@settings(max_examples=600, deadline=None)
+@given(data=st.data(), base=st.sampled_from(BASES))
 def test_any_value_of_any_key_reads_or_refuses(data: st.DataObject, base: str) -> None:
     """Never another exception, and never a model with a size that is not in the file's range."""
-    config = dict(entry(base).config)
+    config = {"model_type": base} | SMALL[base][0] if base in SMALL else dict(entry(base).config)
     key = data.draw(st.sampled_from(sorted(FAMILIES[config["model_type"]].known)))
     config[key] = data.draw(json_values)
     try:

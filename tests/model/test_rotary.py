@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from conftest import as_transformers_reads
 from fivefold.errors import FivefoldError
-from fivefold.model import ModelSpec, Rotary, load_model, read_config
+from fivefold.model import Attention, LatentAttention, ModelSpec, Rotary, load_model, read_config
 from fivefold.model.catalogue import entry, models
 
 BASE = {
@@ -25,20 +26,40 @@ def read(tmp_path: Path, **changes: Any) -> ModelSpec:
     return read_config(tmp_path / "config.json")
 
 
+EPSILONS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon")
+# The classes have no key for it: torch's default, or fixed in the norm's own code.
+EPSILON_IN_CODE = {"opt": 1e-5, "olmo": 1e-5, "dbrx": 1e-5}
+
+
+def turns(model: ModelSpec) -> bool:
+    """Whether any block of the model has a rotary embedding."""
+    mixers = [getattr(block.mixer, "attention", block.mixer) for block in model.kinds]
+    return any(isinstance(m, LatentAttention) or (isinstance(m, Attention) and m.rope) for m in mixers)
+
+
 @pytest.mark.parametrize("name", models())
 def test_equal_transformers(name: str) -> None:
     transformers = pytest.importorskip("transformers")
-    config = dict(entry(name).config)
+    if load_model(name).family in WITHOUT_CLASS:
+        pytest.skip("transformers has no class for it")
+    config = as_transformers_reads(entry(name).config)
     kind = config.pop("model_type")
-    if kind in WITHOUT_CLASS:
-        pytest.skip(f"transformers has no class for {kind}")
     theirs = transformers.AutoConfig.for_model(kind, **config)
     ours = load_model(name)
-    assert ours.norm_eps == getattr(theirs, "rms_norm_eps", None) or ours.norm_eps == theirs.layer_norm_epsilon
-    if kind == "gpt2":
+    epsilons = [getattr(theirs, key) for key in EPSILONS if hasattr(theirs, key)] or [EPSILON_IN_CODE[kind]]
+    assert {ours.norm_eps} == {*epsilons}
+    if not turns(ours):
+        assert ours.rotary == Rotary()
+        return
+    if kind == "gptj":
+        assert ours.rotary == Rotary(share=theirs.rotary_dim / (theirs.n_embd // theirs.n_head))
         return
     expected = theirs.rope_parameters
-    assert (ours.rotary.theta, ours.rotary.scaling) == (expected["rope_theta"], expected["rope_type"])
+    expected = expected.get("full_attention", expected)
+    # The class drops the base that dbrx's file has under attn_config.
+    theta = entry(name).config["attn_config"]["rope_theta"] if kind == "dbrx" else expected["rope_theta"]
+    assert (ours.rotary.theta, ours.rotary.scaling) == (theta, expected["rope_type"])
+    assert ours.rotary.share == expected.get("partial_rotary_factor", 1.0)
     if ours.rotary.scaling == "llama3":
         assert ours.rotary.original_positions == expected["original_max_position_embeddings"]
         assert ours.rotary.factor == expected["factor"]

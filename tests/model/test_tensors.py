@@ -14,7 +14,12 @@ from fivefold.model import (
     Block,
     Experts,
     FeedForward,
+    GatedDeltaNet,
+    Indexer,
     LatentAttention,
+    Mamba,
+    Mamba2,
+    SideBySide,
     block_params,
     block_tensors,
     count_params,
@@ -29,11 +34,15 @@ from fivefold.model import (
 attentions = st.builds(
     lambda kv, groups, **rest: Attention(heads=kv * groups, kv_heads=kv, **rest),
     kv=st.sampled_from([1, 2, 4, 8]),
-    groups=st.sampled_from([1, 2, 4]),
+    groups=st.sampled_from([1, 2, 4]).map(lambda groups: 8 * groups),
     head_dim=st.sampled_from([8, 16]),
     qkv_bias=st.booleans(),
     out_bias=st.booleans(),
     qk_norm=st.booleans(),
+    qk_norm_over=st.sampled_from(["head", "all", "each"]),
+    qk_norm_kind=st.sampled_from(["rmsnorm", "layernorm", "layernorm_fixed"]),
+    sinks=st.booleans(),
+    gate=st.booleans(),
 )
 latents = st.builds(
     LatentAttention,
@@ -44,6 +53,46 @@ latents = st.builds(
     qk_rope_head_dim=st.sampled_from([2, 4]),
     v_head_dim=st.integers(1, 8),
     bias=st.booleans(),
+    indexer=st.one_of(
+        st.none(), st.builds(Indexer, heads=st.integers(1, 3), head_dim=st.integers(1, 5), top_k=st.integers(1, 9))
+    ),
+)
+delta_nets = st.builds(
+    GatedDeltaNet,
+    key_heads=st.just(8),
+    value_heads=st.sampled_from([8, 16]),
+    key_dim=st.integers(1, 5),
+    value_dim=st.integers(1, 5),
+    conv=st.integers(1, 4),
+)
+mambas = st.builds(
+    Mamba,
+    inner=st.sampled_from([8, 24]),
+    state=st.integers(1, 5),
+    conv=st.integers(1, 4),
+    dt_rank=st.integers(1, 5),
+    conv_bias=st.booleans(),
+    proj_bias=st.booleans(),
+    inner_norms=st.booleans(),
+)
+mambas2 = st.builds(
+    Mamba2,
+    heads=st.sampled_from([8, 16]),
+    head_dim=st.integers(1, 5),
+    groups=st.just(8),
+    state=st.integers(1, 5),
+    conv=st.integers(1, 4),
+    conv_bias=st.booleans(),
+    proj_bias=st.booleans(),
+    norm=st.booleans(),
+)
+mixers = st.one_of(
+    attentions,
+    latents,
+    delta_nets,
+    mambas,
+    mambas2,
+    st.builds(SideBySide, attention=attentions, state_space=mambas2),
 )
 dense = st.builds(FeedForward, ffn=st.sampled_from([8, 24]), gated=st.booleans(), bias=st.booleans())
 experts = st.builds(
@@ -53,13 +102,20 @@ experts = st.builds(
     ffn=st.sampled_from([8, 24]),
     shared_ffn=st.sampled_from([0, 8]),
     gated=st.booleans(),
+    bias=st.booleans(),
+    router_bias=st.booleans(),
+    shared_gate=st.booleans(),
 )
+feeds = st.one_of(dense, experts)
+sublayers = st.one_of(st.tuples(mixers, feeds), st.tuples(mixers, st.none()), st.tuples(st.none(), feeds))
 blocks = st.builds(
-    Block,
-    mixer=st.one_of(attentions, latents),
-    feed=st.one_of(dense, experts),
-    norm=st.sampled_from(["rmsnorm", "layernorm"]),
+    lambda sublayers, **rest: Block(mixer=sublayers[0], feed=sublayers[1], **rest),
+    sublayers=sublayers,
+    norm=st.sampled_from(["rmsnorm", "layernorm", "layernorm_fixed"]),
     norm_bias=st.booleans(),
+    norms=st.sampled_from(["pre", "post", "sandwich"]),
+    parallel=st.booleans(),
+    shared_norm=st.booleans(),
 )
 degrees = st.sampled_from([1, 2, 4, 8])
 HIDDEN = 32
@@ -70,12 +126,14 @@ def test_class_counts_divide_like_the_tensors(block: Block, tp: int, ep: int, et
     tensors = block_tensors(block, HIDDEN)
     counts = shard_counts(block, HIDDEN)
     assert sum(counts.values()) == sum(tensor.numel for tensor in tensors) == block_params(block, HIDDEN)
-    kv_parts = min(tp, block.mixer.kv_heads) if isinstance(block.mixer, Attention) else 1
+    mixer = block.mixer.attention if isinstance(block.mixer, SideBySide) else block.mixer
+    kv_parts = min(tp, mixer.kv_heads) if isinstance(mixer, Attention) else 1
     by_class = (
         counts["replicated"]
         + (counts["column"] + counts["row"]) / tp
         + counts["kv"] / kv_parts
         + counts["expert"] / (ep * etp)
+        + counts["expert_whole"] / ep
     )
     assert by_class == sum(prod(local_shape(tensor, tp=tp, ep=ep, etp=etp)) for tensor in tensors)
 
@@ -102,6 +160,7 @@ def test_llama_3_70b_by_hand() -> None:
         "row": 8192 * 8192 + 8192 * 28672,
         "kv": 2 * 8 * 128 * 8192,
         "expert": 0,
+        "expert_whole": 0,
     }
     # A guide for Megatron Core states 4.54B parameters for stage 0 of TP4 PP4: 20 blocks and the embedding.
     rank = {t.name: prod(local_shape(t, tp=4)) for t in model_tensors(load_model("llama-3-70b", layers=20))}

@@ -10,6 +10,7 @@ import msgspec
 
 from fivefold.estimate import Problem
 from fivefold.layout.layout import Layout, Recompute
+from fivefold.layout.mixers import largest_tp
 from fivefold.model.spec import LatentAttention
 from fivefold.search.price import Priced, price_all
 
@@ -81,7 +82,7 @@ Changed = Iterator[tuple[str, Layout]]
 
 def _degrees(problem: Problem, base: Layout) -> Changed:
     world, model = problem.cluster.gpus, problem.model
-    heads = min(block.mixer.heads for block in model.kinds)
+    heads = largest_tp(model.kinds, model.hidden)
     shared = base.sequence_parallel is not False or base.tp == 1
     follows = base.etp == base.tp
     for degree in divisors(world):

@@ -100,7 +100,7 @@ def _impossible(reading: Reading, problem: Problem, runtime: str) -> Estimate:
         assumptions=assumptions(problem),
         memory=None,
         step=None,
-        params=parameters(reading.model),
+        params=parameters(reading.model, reading.work, problem.runtime),
         flops_per_token=flops_per_token(problem, 0.0),
         traffic=(),
         inputs={**inputs_of(problem, runtime), "layout": msgspec.to_builtins(reading.layout)},

@@ -17,6 +17,7 @@ from fivefold.layout import Layout, RampPlan, plan_ramp_up
 from fivefold.runtime import load_runtime
 
 if TYPE_CHECKING:
+    from fivefold.search.moving import Moved
     from fivefold.search.stages import Balance
 
 
@@ -54,3 +55,14 @@ def as_document(document: dict[str, Any], question: Question, **extra: Any) -> d
     """A library document with the flags' defaults among its inputs, and the command's own fields beside its body."""
     inputs = {**document["inputs"], "defaults": question.defaults, "ramp": msgspec.to_builtins(question.ramp)}
     return {**document, **msgspec.to_builtins(extra), "inputs": inputs}
+
+
+def moved_document(moved: Moved | None) -> dict[str, Any] | None:
+    """A moved plan without its estimates' inputs, but for the clusters that they are on."""
+    if moved is None:
+        return None
+    fields = msgspec.to_builtins(moved)
+    for name in ("before", "after"):
+        if fields[name] is not None:
+            fields[name]["inputs"] = {key: fields[name]["inputs"][key] for key in ("cluster", "workload", "layout")}
+    return fields

@@ -53,6 +53,9 @@ class ModelFlags:
     mtp: Annotated[bool, Parameter(group=WORKLOAD, negative="", show_default=False)] = False
     "Also train the multi-token-prediction modules that the configuration states."
 
+    mtp_modules: Annotated[int | None, Parameter(group=WORKLOAD, converter=whole_number)] = None
+    "So many of them instead, each a block like the model's last, whatever the configuration states; 0 for none."
+
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,7 @@ class ClusterFlags:
     """What it runs on."""
 
     gpu: Annotated[str | None, Parameter(group=CLUSTER)] = None
-    "GPU or system of the catalogue (fivefold gpus). Default: h100-sxm."
+    "GPU or node of the catalogue, as h100-sxm, dgx-h100 or p5.48xlarge (fivefold gpus). Default: h100-sxm."
 
     gpus: Annotated[int | None, Parameter(group=CLUSTER, converter=whole_number)] = None
     "Number of GPUs of the job."
@@ -69,7 +72,10 @@ class ClusterFlags:
     "GPUs of one host. Default: the system's."
 
     cluster: Annotated[str | None, Parameter(group=CLUSTER)] = None
-    "TOML file with your own numbers, in place of --gpu."
+    "TOML file with your own numbers, or a node of the catalogue, in place of --gpu."
+
+    calibration: Annotated[str | None, Parameter(group=CLUSTER)] = None
+    "Factors fitted to your own runs (fivefold calibrate --save); none drops a plan file's."
 
 
 @Parameter(name="*")
@@ -87,7 +93,7 @@ class WorkFlags:
     "The global batch in tokens, such as 4M, in place of --global-batch."
 
     precision: Annotated[str | None, Parameter(group=WORKLOAD)] = None
-    "bf16 (default), fp16, fp8, or fp32 on fivefold itself."
+    "bf16 (default), fp16, fp8, mxfp8, nvfp4, or fp32 on fivefold itself."
 
     optimizer: Annotated[str | None, Parameter(group=WORKLOAD)] = None
     "adamw (default), sgd, adafactor, muon or adamw8bit."
@@ -104,6 +110,36 @@ class WorkFlags:
     price: Annotated[float | None, Parameter(group=WORKLOAD)] = None
     "Price of one GPU for one hour: gives the cost of --tokens."
 
+    gpu_mtbf_hours: Annotated[float | None, Parameter(group=WORKLOAD)] = None
+    "Hours between failures, per GPU, for the wall clock of --tokens. Default: 50000, as Llama 3 had."
+
+    checkpoint_gb_per_s: Annotated[float | None, Parameter(group=WORKLOAD)] = None
+    "Rate at which the job's checkpoints are written. Default: 1 per node."
+
+    restart_minutes: Annotated[float | None, Parameter(group=WORKLOAD)] = None
+    "From a failure to the next step. Default: 10."
+
+    offload: Annotated[str | None, Parameter(group=WORKLOAD)] = None
+    "Kept in host memory: optimizer, parameters, activations, each with a share: optimizer,activations:0.5."
+
+    moe_dispatcher: Annotated[str | None, Parameter(group=WORKLOAD)] = None
+    "alltoall (default), or deepep, which sends a token to each rank once."
+
+    cuda_graphs: Annotated[bool | None, Parameter(group=WORKLOAD)] = None
+    "Replay blocks as CUDA graphs, so that launches cost nothing (Megatron, dense models). Default: off."
+
+    document_length: Annotated[str | None, Parameter(group=WORKLOAD)] = None
+    "Mean tokens of the documents packed into a sequence, each attending within itself; 2000:equal for equal ones."
+
+    lora_rank: Annotated[int | None, Parameter(group=WORKLOAD, converter=whole_number)] = None
+    "Train low-rank adapters of this rank beside a frozen model."
+
+    lora_targets: Annotated[str | None, Parameter(group=WORKLOAD)] = None
+    "Projections with an adapter: all (default), or some of q,k,v,o,gate,up,down."
+
+    base_precision: Annotated[str | None, Parameter(group=WORKLOAD)] = None
+    "How the frozen matrices are held: compute (default), or nf4 for QLoRA."
+
     ramp: Annotated[str | None, Parameter(name=("--ramp", "--ramp-up"), group=WORKLOAD)] = None
     "Batch ramp-up START:END:TOKENS, such as 3072:15360:469B."
 
@@ -114,7 +150,10 @@ class RuntimeFlags:
     """Which framework runs it."""
 
     runtime: Annotated[str | None, Parameter(group=CLUSTER)] = None
-    "megatron (default), torchtitan, fivefold..., with a version, or a device: megatron@0.16, fivefold@cpu."
+    (
+        "megatron (default), megatron-fsdp, torchtitan, fsdp, accelerate, fsdp1, deepspeed, deepspeed-zero, nanotron "
+        "or fivefold, with a version or a device: megatron@0.16, torchtitan@2026.8, fivefold@cpu."
+    )
 
 
 @Parameter(name="*")

@@ -33,6 +33,7 @@ COMMANDS = (
     ("verify", "verify:verify", "Prove that a layout trains like one process."),
     ("emulate", "emulate:emulate", "Run one rank of a job of any size: its memory, FLOPs, collectives."),
     ("validate", "validate:validate", "Predictions beside published measurements."),
+    ("calibrate", "calibrate:calibrate", "Fit a few factors to your own runs, for closer predictions."),
 )
 
 # How writing to standard output fails; errors about a file of the user's carry its name.

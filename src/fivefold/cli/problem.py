@@ -5,30 +5,33 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from math import lcm
-from typing import Any, get_args
+from typing import Any
 
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from fivefold.cli.calibration import calibrated
 from fivefold.cli.flags import ClusterFlags, LayoutFlags, ModelFlags, RuntimeFlags, WorkFlags
-from fivefold.cli.values import layout_text, option_of, pins_of, positive, refuse_control, runtime_name, whole, word
+from fivefold.cli.values import (
+    layout_text,
+    option_of,
+    pins_of,
+    refuse_control,
+    runtime_name,
+)
+from fivefold.cli.work import DEFAULT_TOKENS_PER_BATCH, layout_unit, round_up, workload_of
 from fivefold.cluster import Cluster, load_cluster
 from fivefold.errors import FivefoldError
 from fivefold.estimate.planfile import SavedPlan, load_plan
-from fivefold.layout import Layout, RampUp, Recompute, Workload, parse_count, parse_ramp_up
-from fivefold.layout.batch import check_ramp_up, global_batch_from_tokens
-from fivefold.layout.workload import Optimizer, Precision
+from fivefold.layout import Layout, RampUp, Recompute, Workload, parse_ramp_up
+from fivefold.layout.batch import check_ramp_up
 from fivefold.model import ModelSpec, load_model
 from fivefold.runtime import load_runtime
+from fivefold.runtime.accelerators import caveat, why_not
 
 DEFAULT_GPU = "h100-sxm"
 DEFAULT_RUNTIME = "megatron"
-# The published models of the catalogue were pre-trained on sequences of 2K to 8K tokens, whatever they extend to later.
-LONGEST_DEFAULT_SEQ = 8192
-# The low end of what large pre-training runs use (Llama 1: about 4M tokens per batch).
-DEFAULT_TOKENS_PER_BATCH = 4 * 1024 * 1024
-# A batch asked for in tokens may move so far to a number of sequences that more layouts divide.
-_BATCH_TOLERANCE = 0.02
+_MOST_MTP = 16  # DeepSeek-V3 trains one; Gloeckle et al. 2024 four
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,25 @@ def plan_question(
             value=model[:100],
         )
     return _question(model, None, model_flags, cluster, work, runtime, batch_unit=None)
+
+
+def refuse_mixed(model: str | None, days: float | None, like: str | None) -> None:
+    """MODEL, --like and --days of fivefold plan: what belongs together and what is missing."""
+    if like is not None and (model is not None or days is not None):
+        other = "MODEL" if model is not None else "--days"
+        raise FivefoldError(
+            f"--like moves a plan file, which holds its own model, to another cluster. Leave out {other}.",
+            code="contradiction",
+            option=other,
+            value=(model or str(days))[:60],
+        )
+    if like is None and model is None:
+        raise FivefoldError(
+            "MODEL is missing. Name a model of the catalogue (fivefold models), a config.json, or a plan file with "
+            "--like.",
+            code="missing-option",
+            option="MODEL",
+        )
 
 
 def estimate_question(
@@ -126,8 +148,8 @@ def _same_batch(a: Question, b: Question) -> tuple[Question, Question]:
     """Default batches follow the layout; two of them have to be one to be compared: the least common multiple."""
     if "--global-batch" not in a.defaults or "--global-batch" not in b.defaults or a.work.seq_len != b.work.seq_len:
         return a, b
-    units = [_layout_unit(each.layout, each.cluster.gpus) or each.cluster.gpus for each in (a, b)]
-    batch = _round_up(DEFAULT_TOKENS_PER_BATCH // a.work.seq_len, lcm(*units))
+    units = [layout_unit(each.layout, each.cluster.gpus) or each.cluster.gpus for each in (a, b)]
+    batch = round_up(DEFAULT_TOKENS_PER_BATCH // a.work.seq_len, lcm(*units))
     taken = f"{batch} sequences, which both layouts divide"
     return tuple(  # type: ignore[return-value]
         dataclasses.replace(
@@ -181,14 +203,32 @@ def _question(
 ) -> Question:
     defaults: dict[str, str] = {}
     spec = load_model(saved.model if saved else model, mtp=model_flags.mtp, layers=model_flags.layers)
+    spec = _with_mtp_modules(spec, model_flags)
     refuse_control(to_builtins(spec), "The model", "MODEL")
     runtime = runtime_of(runtime_flags, saved, defaults)
-    cluster = cluster_of(cluster_flags, saved, defaults)
+    cluster = calibrated(cluster_of(cluster_flags, saved, defaults), cluster_flags)
+    _check_software(runtime_flags, runtime, cluster, defaults)
     ramp = parse_ramp_up(work_flags.ramp, "--ramp") if work_flags.ramp is not None else None
-    work = _workload(work_flags, saved, spec, cluster, batch_unit, ramp, defaults)
+    work = workload_of(work_flags, saved, spec, cluster, batch_unit, ramp, defaults)
     if ramp is not None:
         check_ramp_up(ramp, work, "--ramp")
     return Question(model=spec, cluster=cluster, work=work, runtime=runtime, ramp=ramp, defaults=defaults)
+
+
+def _with_mtp_modules(spec: ModelSpec, flags: ModelFlags) -> ModelSpec:
+    modules = flags.mtp_modules
+    if modules is None:
+        return spec
+    if flags.mtp or not 0 <= modules <= _MOST_MTP:
+        raise FivefoldError(
+            f"--mtp-modules {modules} goes without --mtp, which takes the configuration's number, and is 0 to "
+            f"{_MOST_MTP}.",
+            code="bad-number",
+            option="--mtp-modules",
+            value=modules,
+            legal=f"0 to {_MOST_MTP}, without --mtp",
+        )
+    return replace(spec, mtp=modules)
 
 
 def runtime_of(flags: RuntimeFlags, saved: SavedPlan | None, defaults: dict[str, str]) -> str:
@@ -197,6 +237,23 @@ def runtime_of(flags: RuntimeFlags, saved: SavedPlan | None, defaults: dict[str,
     name = flags.runtime or (saved.runtime if saved else DEFAULT_RUNTIME)
     load_runtime(runtime_name(name))  # refuses unknown ones before anything else is said
     return name
+
+
+def _check_software(flags: RuntimeFlags, name: str, cluster: Cluster, defaults: dict[str, str]) -> None:
+    """Refuse a runtime that was asked for and certainly does not run on the accelerator; else say what is priced."""
+    runtime, gpu = load_runtime(runtime_name(name)).name, cluster.gpu
+    reason = why_not(runtime, gpu.vendor)
+    if flags.runtime is not None and reason is not None:
+        raise FivefoldError(
+            f"{runtime} does not run on {gpu.name}: {reason}. To compare the hardware all the same, leave out "
+            "--runtime: the default's layout is then priced as if it ran there, and the answer says so.",
+            code="runtime-hardware",
+            option="--runtime",
+            value=name[:60],
+        )
+    said = caveat(runtime, gpu.vendor)
+    if said is not None:
+        defaults["--runtime"] = f"{name} ({said})"
 
 
 def cluster_of(flags: ClusterFlags, saved: SavedPlan | None, defaults: dict[str, str]) -> Cluster:
@@ -254,123 +311,6 @@ def _file_says_gpus(named: str) -> bool:
 
     with open(named, "rb") as stream:
         return "gpus" in msgspec.toml.decode(stream.read())
-
-
-def _workload(
-    flags: WorkFlags,
-    saved: SavedPlan | None,
-    model: ModelSpec,
-    cluster: Cluster,
-    layout: Layout | None,
-    ramp: RampUp | None,
-    defaults: dict[str, str],
-) -> Workload:
-    base = saved.workload if saved else None
-    seq = _seq_len(flags, base, model, defaults)
-    words = {"precision": get_args(Precision), "optimizer": get_args(Optimizer), "grad_dtype": ("fp32", "bf16")}
-    chosen: dict[str, Any] = {}
-    for name, legal in words.items():
-        value = getattr(flags, name)
-        if value is not None:
-            chosen[name] = word(option_of(name), value, legal)
-        elif base is None:
-            defaults[option_of(name)] = legal[0]
-    if flags.moe_imbalance is not None:
-        chosen["moe_imbalance"] = positive("--moe-imbalance", flags.moe_imbalance)
-    if flags.tokens is not None:
-        chosen["tokens"] = parse_count(flags.tokens, "--tokens")
-    if flags.price is not None:
-        chosen["price"] = positive("--price", flags.price)
-    batch = _global_batch(flags, base, seq, cluster.gpus, layout, ramp, defaults)
-    work = replace(base or Workload(seq_len=seq, global_batch=batch), seq_len=seq, global_batch=batch, **chosen)
-    if work.price is not None and work.tokens is None:
-        raise FivefoldError(
-            "--price needs --tokens, the token budget whose cost is asked for, for example --tokens 1.4T.",
-            code="missing-option",
-            option="--tokens",
-        )
-    return work
-
-
-def _seq_len(flags: WorkFlags, base: Workload | None, model: ModelSpec, defaults: dict[str, str]) -> int:
-    if flags.seq_len is not None:
-        return whole("--seq-len", flags.seq_len)
-    if base is not None:
-        return base.seq_len
-    seq = min(model.max_position, LONGEST_DEFAULT_SEQ)
-    why = "the model's longest" if seq == model.max_position else f"as {model.name} takes up to {model.max_position:,}"
-    defaults["--seq-len"] = f"{seq}, {why}"
-    return seq
-
-
-def _global_batch(
-    flags: WorkFlags,
-    base: Workload | None,
-    seq: int,
-    gpus: int,
-    layout: Layout | None,
-    ramp: RampUp | None,
-    defaults: dict[str, str],
-) -> int:
-    """Sequences per step, from whichever flag gives them."""
-    if flags.global_batch is not None and flags.tokens_per_batch is not None:
-        raise FivefoldError(
-            "--global-batch and --tokens-per-batch both give the batch; give one of them.",
-            code="contradiction",
-            option="--tokens-per-batch",
-            value=flags.tokens_per_batch[:60],
-        )
-    if flags.global_batch is not None:
-        return whole("--global-batch", flags.global_batch)
-    unit = _layout_unit(layout, gpus) if layout is not None else None
-    if flags.tokens_per_batch is not None:
-        return _batch_of_tokens(parse_count(flags.tokens_per_batch, "--tokens-per-batch"), seq, gpus, unit, defaults)
-    if ramp is not None:
-        defaults["--global-batch"] = f"{ramp.end}, the end of --ramp"
-        return ramp.end
-    if base is not None:
-        return base.global_batch
-    wanted = max(DEFAULT_TOKENS_PER_BATCH // seq, 1)
-    unit = unit or _searched_unit(gpus, wanted)
-    batch = _round_up(wanted, unit)
-    defaults["--global-batch"] = f"{batch} sequences, {batch * seq / 1e6:.1f}M tokens, a multiple of {unit}"
-    return batch
-
-
-def _round_up(value: int, unit: int) -> int:
-    return max(-(-value // unit), 1) * unit
-
-
-def _layout_unit(layout: Layout, gpus: int) -> int | None:
-    """Sequences by which the batch of one layout can change; None where its degrees do not divide the GPUs, so that
-    there is no number of replicas."""
-    replica = max(layout.tp * layout.cp * layout.pp, 1)
-    if gpus % replica:
-        return None
-    interleaved = layout.vpp > 1 and layout.schedule in (None, "interleaved")
-    return max(layout.micro_batch * (gpus // replica) * (layout.pp if interleaved else 1), 1)
-
-
-def _searched_unit(gpus: int, wanted: int) -> int:
-    """The GPUs, so that any layout divides; halved while they are more than the batch that is wanted."""
-    unit = gpus
-    while unit > wanted and unit % 2 == 0:
-        unit //= 2
-    return unit
-
-
-def _batch_of_tokens(tokens: int, seq: int, gpus: int, unit: int | None, defaults: dict[str, str]) -> int:
-    """The nearest batch that the layout, or else the GPUs divide, and near it one that many layouts divide."""
-    if unit is None:
-        unit = _searched_unit(gpus, max(tokens // seq, 1))
-        batch = global_batch_from_tokens(tokens, seq, unit)
-        while abs(global_batch_from_tokens(tokens, seq, unit * 2) * seq / tokens - 1) <= _BATCH_TOLERANCE:
-            unit *= 2
-    batch = global_batch_from_tokens(tokens, seq, unit)
-    defaults["--global-batch"] = (
-        f"{batch} sequences, {batch * seq / tokens - 1:+.1%} of {tokens:,} tokens, a multiple of {unit}"
-    )
-    return batch
 
 
 __all__ = ["Question", "comparison_questions", "estimate_question", "is_plan_file", "one_layout", "plan_question"]

@@ -11,6 +11,7 @@ from fivefold.cli.flags import WHOLE, LayoutFlags
 from fivefold.cli.output import CONTROL
 from fivefold.errors import FivefoldError
 from fivefold.layout.layout import RECOMPUTE_MODULES
+from fivefold.layout.workload import Offload
 
 MAX_VALUES = 64  # in one set; more is a mistake
 
@@ -88,6 +89,38 @@ def whole(option: str, text: str) -> int:
             legal="1 or more",
         )
     return int(digits)
+
+
+def offload_of(option: str, text: str) -> Offload:
+    """none, or parts with their shares: optimizer,activations:0.5."""
+    if text.strip() == "none":
+        return Offload()
+    shares: dict[str, float] = {}
+    for part in names(option, text):
+        name, _, share = part.partition(":")
+        name = word(option, name.strip(), Offload.__struct_fields__)
+        try:
+            shares[name] = fraction(option, float(share) if share else 1.0)
+        except ValueError as error:
+            if isinstance(error, FivefoldError):
+                raise
+            raise FivefoldError(
+                f"{option} {part[:60]!r}: {share[:40]!r} is not a share. Write for example optimizer:0.5.",
+                code="bad-number",
+                option=option,
+                value=text[:60],
+                legal="above 0, up to 1",
+            ) from None
+    return Offload(**shares)
+
+
+def documents_of(option: str, text: str) -> dict[str, Any]:
+    """2000, or 2000:equal: the mean length of documents and how lengths are distributed; "none" for one document."""
+    if text == "none":
+        return {"document_length": None}
+    length, _, kind = text.partition(":")
+    out: dict[str, Any] = {"document_length": float(whole(option, length))}
+    return {**out, "document_lengths": word(option, kind or "exponential", ("exponential", "equal"))}
 
 
 def runtime_name(text: str) -> str:

@@ -6,16 +6,21 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from fivefold.cluster.calibration import Calibration
+
+Vendor = Literal["nvidia", "amd", "intel", "google", "huawei"]
 Algorithm = Literal["ring", "tree", "hierarchical", "in_network"]
 # What NCCL chooses from. "hierarchical" (reduce-scatter inside a domain, all-reduce across, all-gather inside, one
 # after the other) is for libraries that have it; NCCL does not, and measured multi-node bandwidths follow its ring.
 NCCL_ALGORITHMS: tuple[Algorithm, ...] = ("ring", "tree", "in_network")
 
 # Ranges that any real machine is far inside of; they keep hostile or mistyped files out (10 GB/s typed as 10 passes).
-Positive = Annotated[float, msgspec.Meta(gt=0, le=1e20)]
+# Rates start at one per second and shares at one in a million: less would make times that no float holds.
+Positive = Annotated[float, msgspec.Meta(ge=1, le=1e20)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
-Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Fraction = Annotated[float, msgspec.Meta(ge=1e-6, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1)]
+HostBytes = Annotated[int, msgspec.Meta(ge=1 << 20, le=1 << 50)]
 Text = Annotated[str, msgspec.Meta(max_length=2000)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 
@@ -28,6 +33,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     peak_flops_per_s: dense (no structured sparsity) matrix peak by precision, keys among bf16, fp16, fp8, mxfp8, nvfp4
         and fp32 (fp32: the non-tensor peak); a precision that the GPU does not have is absent.
     sms: streaming multiprocessors (compute units on AMD).
+    vendor: who makes it, which decides what software runs on it.
     curve: whose compute curve (fivefold.cluster.compute) it follows, None: the one of its own name.
     sources: where each number comes from, by field name.
     """
@@ -37,6 +43,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     memory_bandwidth_per_s: Positive
     peak_flops_per_s: dict[Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"], Positive]
     sms: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+    vendor: Vendor = "nvidia"
     curve: Name | None = None
     sources: dict[Name, Text] = {}
 
@@ -56,6 +63,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     in_network: whether switches reduce and multicast (NVLink SHARP, InfiniBand SHARP).
     in_network_efficiency: achieved share of the bandwidth then, None: as efficiency.
     in_network_latency_s: seconds that such an all-reduce takes beyond its bytes.
+    cards, card_bits_per_s: network cards of one node and the rate of each, where the link is a network; 0: not stated.
+        bandwidth_per_s is each GPU's share of them.
     """
 
     name: Name
@@ -69,6 +78,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     in_network: bool = False
     in_network_efficiency: Fraction | None = None
     in_network_latency_s: Seconds = 0.0
+    cards: Annotated[int, msgspec.Meta(ge=0, le=1 << 12)] = 0
+    card_bits_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e20)] = 0.0
     source: Text = ""
 
     @property
@@ -96,6 +107,16 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     algorithms: what the communication library chooses from.
     compute: numbers of the GPU's compute curve that the user's file replaces, by field name.
     source: where launch_s and algorithms come from.
+    host_memory_bytes: memory of one host (node), for its whole number of GPUs. None: unknown.
+    host_link_bandwidth_per_s: bytes per second between one GPU and its host's memory, one direction, while all GPUs of
+        the node copy at once (so after sharing a PCIe switch or a host bridge), as large pinned copies reach. None:
+        unknown.
+    host_memory_bandwidth_per_s: bytes per second of one host's memory, all sockets together, datasheet; None: unknown.
+    host_pcie: generation and lanes of one GPU's own link to the host, in words. host_sockets: CPU sockets of a host, 0:
+        not stated. Both are for the reader; what they mean for a copy or a collective is in the numbers above and in
+        the links.
+    host_source: where the numbers come from, and what joins the GPUs to the host.
+    calibration: factors fitted to the user's own runs; what is priced on this cluster is priced with them.
     """
 
     name: Name
@@ -107,6 +128,13 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     algorithms: tuple[Algorithm, ...] = NCCL_ALGORITHMS
     compute: dict[str, Any] = {}
     source: Text = ""
+    host_memory_bytes: HostBytes | None = None
+    host_link_bandwidth_per_s: Positive | None = None
+    host_memory_bandwidth_per_s: Positive | None = None
+    host_pcie: Text = ""
+    host_sockets: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    host_source: Text = ""
+    calibration: Calibration | None = None
 
     @property
     def nodes(self) -> int:

@@ -2,59 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from fivefold.cluster import Cluster, bytes_sent_per_rank
-from fivefold.cluster.groups import Placement
+from fivefold.cluster import Cluster
+from fivefold.cluster.calibration import Calibration
 from fivefold.errors import FivefoldError
-from fivefold.estimate.interval import around
-from fivefold.estimate.kernel import Kernel, Problem
-from fivefold.estimate.plans import piece_names
-from fivefold.estimate.price import OWNERS
+from fivefold.estimate.assumed import mixer_assumptions
+from fivefold.estimate.calibrated import with_calibration
+from fivefold.estimate.counted import flops_per_token, parameters
+from fivefold.estimate.detail import Detail
+from fivefold.estimate.host import check_host
+from fivefold.estimate.kernel import Problem
+from fivefold.estimate.option_assumptions import option_assumptions
 from fivefold.estimate.result import (
     Assumption,
     Estimate,
-    Flops,
-    Memory,
-    Mfu,
-    Params,
-    Parts,
-    Phase,
     RuleViolation,
-    StageMemory,
-    Step,
-    Tensor,
-    Traffic,
 )
-from fivefold.estimate.trainer_traffic import trainer_traffic
-from fivefold.estimate.variants import module_bits
 from fivefold.layout.columns import Columns
-from fivefold.layout.layout import RECOMPUTE_KINDS, RECOMPUTE_MODULES, SCHEDULES, Layout, ResolvedLayout
+from fivefold.layout.layout import Layout
 from fivefold.layout.rules import Context, violations
-from fivefold.layout.stages import check_degrees, homes, resolve_row
+from fivefold.layout.stages import check_degrees, resolve_row
 from fivefold.layout.typed import check_layout, check_workload
 from fivefold.layout.workload import Workload
-from fivefold.model import count_params, training_flops_per_token
 from fivefold.model.spec import ModelSpec
 from fivefold.runtime import load_runtime
-
-_ONE = np.arange(1)
-_LARGEST_SHOWN = 6
-_ROUNDING = 1e-12
+from fivefold.runtime.accelerators import caveat
 
 
-def estimate(model: ModelSpec, cluster: Cluster, work: Workload, layout: Layout, runtime: str = "megatron") -> Estimate:
-    """Price one layout.
+def estimate(
+    model: ModelSpec,
+    cluster: Cluster,
+    work: Workload,
+    layout: Layout,
+    runtime: str = "megatron",
+    calibration: Calibration | None = None,
+) -> Estimate:
+    """Price one layout, with a calibration's factors where one is given or the cluster has one.
 
     A layout that breaks a rule of the runtime is not priced: `valid` is False, `violations` say which rules, and
     memory and step are None. Raises FivefoldError for input that has no meaning at all (unknown runtime, degree 0).
     """
     profile = load_runtime(runtime)
     check_inputs(model, cluster, work)
+    cluster = with_calibration(cluster, calibration)
     check_layout(layout)
     check_degrees(layout, cluster.gpus)
     columns = Columns.from_layouts([layout], cluster.gpus, work)
@@ -62,16 +55,17 @@ def estimate(model: ModelSpec, cluster: Cluster, work: Workload, layout: Layout,
     context = rule_context(model, cluster, work, runtime)
     broken = tuple(_as_violation(found) for found in violations(columns, context))
     problem = Problem(model, cluster, work, profile)
-    detail = None if broken else _Detail(problem, columns, resolved)
+    check_host(problem)
+    detail = None if broken else Detail(problem, columns, resolved)
     return Estimate(
         layout=resolved,
         valid=not broken,
         violations=broken,
-        fits=None if detail is None else detail.memory.reserved_bytes <= detail.memory.capacity_bytes,
+        fits=None if detail is None else detail.fits,
         assumptions=assumptions(problem),
         memory=None if detail is None else detail.memory,
         step=None if detail is None else detail.step,
-        params=parameters(model),
+        params=parameters(model, work, profile),
         flops_per_token=flops_per_token(problem, 0.0) if detail is None else detail.flops,
         traffic=() if detail is None else detail.traffic,
         inputs={**inputs_of(problem, runtime), "layout": msgspec.to_builtins(layout)},
@@ -131,27 +125,22 @@ def assumptions(problem: Problem) -> tuple[Assumption, ...]:
         Assumption(field=f"link.{link.name}.bandwidth_per_s", value=link.bandwidth_per_s, source=link.source)
         for link in problem.cluster.links
     ]
+    if problem.fit is not None:
+        source = f"{problem.fit.provenance}: {problem.fit.source}"
+        rows += [
+            Assumption(field=f"calibration.{name}", value=factor, source=source)
+            for name, factor in problem.fit.factors.items()
+        ]
+    said = caveat(profile.name, gpu.vendor)
+    if said is not None:
+        rows.append(Assumption(field="runtime.hardware", value=gpu.vendor, source=said))
+    rows += mixer_assumptions(problem.model)
+    rows += option_assumptions(problem)
     if problem.model.is_moe:
         rows.append(
             Assumption(field="workload.moe_imbalance", value=problem.work.moe_imbalance, source="given, 1.0 by default")
         )
     return tuple(rows)
-
-
-def parameters(model: ModelSpec) -> Params:
-    counts = count_params(model)
-    return Params(total=counts.total, active=counts.active)
-
-
-def flops_per_token(problem: Problem, recomputed: float) -> Flops:
-    """Training FLOPs per token: hardware is what is executed, causal attention and recomputation included."""
-    model, seq = problem.model, problem.work.seq_len
-    causal = training_flops_per_token(model, seq, "causal")
-    return Flops(
-        noncausal=float(training_flops_per_token(model, seq, "noncausal")),
-        causal=float(causal),
-        hardware=float(causal + recomputed),
-    )
 
 
 def _plain(value: Any) -> Any:
@@ -170,269 +159,13 @@ def _as_violation(found) -> RuleViolation:
     )
 
 
-class _Detail:
-    """Everything that is said about one valid layout; from the kernel's arrays of one row and every pipeline rank."""
-
-    def __init__(self, problem: Problem, columns: Columns, layout: ResolvedLayout) -> None:
-        self.problem = problem
-        self.layout = layout
-        self.columns = columns
-        self.kernel = Kernel(problem, self.columns, every_rank=True)
-        self.kind = RECOMPUTE_KINDS[int(self.columns.recompute_kind[0])]
-        self.micro_batches = int(self.columns.num_micro_batches[0])
-        forward, backward = self.kernel.pass_seconds(_ONE)
-        self.slowest = int((forward + backward)[0, : int(columns.pp[0])].argmax())
-        self.memory = self._memory()
-        self.flops = flops_per_token(problem, self._recompute_flops_per_token())
-        self.step = self._step()
-        self.traffic = self._traffic()
-
-    def _count(self, name: str, rank: int) -> np.ndarray:
-        """[P] pieces of one pipeline rank from the plan table's field `name`."""
-        return getattr(self.kernel.table, name)[0, rank]
-
-    # ---------------------------------------------------------------- memory
-
-    def _memory(self) -> Memory:
-        kernel = self.kernel
-        parts = {name: np.floor(value[0]).astype(np.int64) for name, value in kernel.rank_memory(_ONE).items()}
-        total = np.sum([*parts.values()], axis=0)
-        entries = [self._peak_entry(rank, total) for rank in range(int(self.columns.pp[0]))]
-        stages = tuple(
-            StageMemory(
-                stage=rank,
-                peak_bytes=int(total[entry]),
-                in_flight=float(kernel.table.held[0, entry]),
-                breakdown=Parts({name: int(part[entry]) for name, part in parts.items()}),
-            )
-            for rank, entry in enumerate(entries)
-        )
-        worst = max(stages, key=lambda stage: stage.peak_bytes)
-        timeline = self._timeline(worst)
-        peak_phase = max(timeline, key=lambda phase: (sum(phase.bytes.values()), phase.phase == "steady_state"))
-        return Memory(
-            peak_bytes=worst.peak_bytes,
-            reserved_bytes=int(kernel.reserved(_ONE, np.array([float(worst.peak_bytes)]))[0]),
-            capacity_bytes=self.problem.cluster.gpu.memory_bytes,
-            peak_stage=worst.stage,
-            peak_phase=peak_phase.phase,
-            largest=self._largest(worst, entries[worst.stage]),
-            stages=stages,
-            timeline=timeline,
-            outside_allocator=Parts({name: int(value[0]) for name, value in kernel.outside_allocator(_ONE).items()}),
-        )
-
-    def _peak_entry(self, rank: int, total: np.ndarray) -> int:
-        """The plan table's entry of a rank with its largest peak: it has several where its chunks differ."""
-        mine = np.flatnonzero((self.kernel.table.rank[0] == rank) & self.kernel.table.exists[0])
-        return int(mine[total[mine].argmax()])
-
-    def _timeline(self, steady: StageMemory) -> tuple[Phase, ...]:
-        """Initialisation allocates weights, master and whole gradient buffers; the first step runs before the
-        optimizer has states; the update needs no activations."""
-        fully = self.problem.fully_sharded
-        peak = steady.breakdown
-
-        def without(*names: str) -> Parts:
-            return Parts({name: 0 if name in names else value for name, value in peak.items()})
-
-        late = ("optimizer", "activations", "logits", "gathered", "buffers", *(("gradients",) if fully else ()))
-        return (
-            Phase(phase="initialisation", bytes=without(*late)),
-            Phase(phase="first_forward_backward", bytes=without("optimizer")),
-            Phase(phase="optimizer_step", bytes=without("activations", "logits", "gathered")),
-            Phase(phase="steady_state", bytes=Parts(peak)),
-        )
-
-    def _largest(self, worst: StageMemory, entry: int) -> tuple[Tensor, ...]:
-        """The largest kinds of tensors on the peak rank, from the ledgers' rows."""
-        plain, again = self._count("held_plain", entry), self._count("held_again", entry)
-        names = piece_names(self.problem.model)
-        static = ("weights", "gradients", "master", "optimizer", "gathered")
-        found = {name: float(worst.breakdown[name]) for name in static}
-        dropped = self._recomputed_modules()
-        for index, ledger in enumerate(self.kernel.ledgers):
-            for row in ledger.saved:
-                kept = again[index] if self.kind == "selective" and row.module not in dropped else 0
-                label = row.name if self.kernel.blocks == 1 else f"{names[index]}: {row.name}"
-                found[label] = found.get(label, 0.0) + _first(row.bytes) * (plain[index] + kept)
-            if self.kind == "full" and again[index]:
-                inputs = _first(ledger.input_bytes) * again[index]
-                found["checkpointed block inputs"] = found.get("checkpointed block inputs", 0.0) + inputs
-        found["logits and loss"] = float(worst.breakdown["logits"])
-        top = sorted(found.items(), key=lambda item: -item[1])[:_LARGEST_SHOWN]
-        return tuple(Tensor(name=name, bytes=int(size)) for name, size in top if size >= 1)
-
-    def _recomputed_modules(self) -> tuple[str, ...]:
-        mask = int(self.columns.recompute_modules[0])
-        named = tuple(name for bit, name in enumerate(RECOMPUTE_MODULES) if mask >> bit & 1)
-        return (*named, "moe_act") if "moe" in named else named
-
-    # ---------------------------------------------------------------- time
-
-    def _step(self) -> Step:
-        problem, kernel = self.problem, self.kernel
-        breakdown = self._breakdown()
-        seconds = sum(breakdown.values())
-        gpus = problem.cluster.gpus
-        peak = kernel.peak_flops_per_s() * gpus
-        flops = self.flops
-        rate = problem.work.tokens_per_batch / seconds
-        return Step(
-            seconds=around(seconds, problem),
-            breakdown_s=Parts(breakdown),
-            tokens_per_s=rate,
-            tokens_per_s_per_gpu=rate / gpus,
-            mfu=Mfu(
-                noncausal=flops.noncausal * rate / peak,
-                causal=flops.causal * rate / peak,
-                hardware=flops.hardware * rate / peak,
-            ),
-            slowest_stage=self.slowest,
-        )
-
-    def _breakdown(self) -> dict[str, float]:
-        """Owners of the step on the slowest rank, summing to the kernel's step seconds. pp is what transfers add to
-        the pipeline; bubble is the rest of the time that this rank waits."""
-        kernel, v, m = self.kernel, self.kernel.variants, self.micro_batches
-        count, again = self._count("count", self.slowest), self._count("again", self.slowest)
-        once = m * (count @ (v.forward + v.backward)[0])
-        redone = m * (again @ v.again[0])
-        gathers = m * float(count @ (v.gather_forward + v.gather_backward)[0])
-        # The same layout twice, with its transfers and with free ones.
-        transfers = np.array([float(kernel.exchange_seconds(_ONE)[0]), 0.0])
-        pipeline, free = kernel.pipeline_seconds(np.zeros(2, dtype=np.int64), transfers).tolist()
-        host = self.problem.runtime.micro_batch_overhead_s * m * int(self.columns.vpp[0])
-        owners = {owner: float(once[index] + redone[index]) for index, owner in enumerate(OWNERS)}
-        # Rounding of the sums above is not a bubble: it goes to `other`, so that the owners add up to the step.
-        waiting = free - sum(owners.values()) - gathers - host
-        bubble = waiting if waiting > _ROUNDING * free else 0.0
-        return {
-            "compute": float(once[0]),
-            "recompute": float(redone[0]),
-            "tp": owners["tp"],
-            "cp": owners["cp"],
-            "ep": owners["ep"],
-            "pp": pipeline - free,
-            "dp": gathers + float(kernel.exposed_reduction_seconds(_ONE)[0]) + self._tied_seconds(),
-            "bubble": bubble,
-            "optimizer": float(kernel.optimizer_seconds(_ONE)[0]),
-            "other": self.problem.runtime.step_overhead_s + host + waiting - bubble,
-        }
-
-    def _tied_seconds(self) -> float:
-        return float(self.kernel.tied_reduction_seconds(_ONE)[0]) if self.kernel.copies_on_last_stage else 0.0
-
-    def _recompute_flops_per_token(self) -> float:
-        """FLOPs per token of forward operations that backward runs again, over the whole model."""
-        if self.kind == "none":
-            return 0.0
-        c, kernel = self.columns, self.kernel
-        again = kernel.table.again[0, : int(c.pp[0])].sum(axis=0)
-        bits = np.flatnonzero(module_bits(c.recompute_kind, c.recompute_modules)[:, 0])
-        per_rank = sum(
-            float(again[index] * (cost.full_flops[0] if self.kind == "full" else cost.module_flops[bits, 0].sum()))
-            for index, cost in enumerate(kernel.costs)
-        )
-        return per_rank * int(c.tp[0] * c.cp[0]) / (int(c.micro_batch[0]) * self.problem.work.seq_len)
-
-    # ---------------------------------------------------------------- traffic
-
-    def _traffic(self) -> tuple[Traffic, ...]:
-        if self.problem.runtime.sharding == "buckets":
-            return tuple(self._trainer_traffic())
-        return (*self._block_traffic(), *self._pipeline_traffic(), *self._reduction_traffic())
-
-    def _trainer_traffic(self) -> Iterator[Traffic]:
-        """Every collective of the slowest rank; an owner's exposed seconds are shared by its bytes."""
-        moved = trainer_traffic(self.kernel, self.layout, self.slowest)
-        for each in moved:
-            whole = sum(other.bytes_sent for other in moved if other.owner == each.owner)
-            exposed = self.step.breakdown_s[each.owner] * each.bytes_sent / whole
-            yield self._row(each.axis, each.collective, each.placement, each.count, each.bytes_sent, exposed)
-
-    def _block_traffic(self) -> list[Traffic]:
-        """Collectives inside blocks and items on the slowest rank, summed by axis and operation."""
-        kernel = self.kernel
-        count, again = self._count("count", self.slowest), self._count("again", self.slowest)
-        selected = self._recomputed_modules()
-        totals: dict[tuple[str, str], np.ndarray] = {}
-        for index, cost in enumerate(kernel.costs):
-            for row, exposed in cost.exchanges:
-                size = _first(row.bytes)
-                redone = row.when == "forward" and (self.kind == "full" or row.module in selected)
-                twice = again[index] if redone else 0
-                runs = self.micro_batches * float(count[index] + twice)
-                if size <= 0 or runs == 0:
-                    continue
-                calls = runs * (_first(row.ring_steps) if row.op == "send" else 1)
-                sent = calls * float(bytes_sent_per_rank(row.op, size, kernel.pricer.placements[row.axis].n)[0])
-                entry = totals.setdefault((row.axis, row.op), np.zeros(3))
-                entry += (calls, sent, runs * float(exposed[0]))
-        return [
-            self._row(axis, op, kernel.pricer.placements[axis], *entry.tolist()) for (axis, op), entry in totals.items()
-        ]
-
-    def _row(self, axis: str, op: str, placement: Placement, count: float, sent: float, exposed: float) -> Traffic:
-        level = int(placement.level[0])
-        return Traffic(
-            axis=axis,
-            grid="expert" if axis in ("ep", "etp", "edp", "edp_replicate") else "dense",
-            collective=op,
-            count=round(count),
-            bytes_sent_per_rank=int(sent),
-            level=self.problem.cluster.links[level].name if level >= 0 else "none",
-            exposed_s=exposed,
-        )
-
-    def _pipeline_traffic(self) -> list[Traffic]:
-        pp, vpp = int(self.columns.pp[0]), int(self.columns.vpp[0])
-        if pp == 1:
-            return []
-        where = homes(pp, vpp, SCHEDULES[int(self.columns.schedule[0])])
-        # A chunk's activation goes to the next stage and its gradient to the one before, unless this rank has that too.
-        neighbours = [stage + step for stage in where[self.slowest] for step in (1, -1)]
-        sent = [stage for stage in neighbours if 0 <= stage < pp * vpp and stage not in where[self.slowest]]
-        count = self.micro_batches * len(sent)
-        size = float(self.kernel.boundary_bytes(_ONE)[0])
-        exposed = self.step.breakdown_s["pp"]
-        return [self._row("pp", "send", self.kernel.boundary(_ONE), count, count * size, exposed)]
-
-    def _reduction_traffic(self) -> list[Traffic]:
-        """Gradient reductions and parameter gathers of the slowest rank; the exposed time is shared by bytes."""
-        kernel, c = self.kernel, self.columns
-        dense, expert = (float(part[0, self.slowest]) for part in kernel.rank_parameters(_ONE))
-        zero = int(c.zero[0])
-        times = self.micro_batches if self.problem.fully_sharded else 1
-        gathers = times * (2 if zero == 3 else 1) if zero else 0
-        over_dense, over_expert = (float(shards[0, 0]) for shards in kernel.shards(_ONE))
-        groups = kernel.groups(_ONE)
-        reduce = "reduce_scatter" if zero else "all_reduce"
-        grad = kernel.grad_bytes
-        rows = [
-            ("dp", reduce, groups.dense, grad * dense, times),
-            ("dp", "all_gather", groups.dense, 2 * dense, gathers),
-            ("dp_replicate", "all_reduce", groups.dense_replicas, grad * dense / over_dense, times),
-            ("edp", reduce, groups.expert, grad * expert, times),
-            ("edp", "all_gather", groups.expert, 2 * expert, gathers),
-            ("edp_replicate", "all_reduce", groups.expert_replicas, grad * expert / over_expert, times),
-        ]
-        rows = [row for row in rows if int(row[2].n[0]) > 1 and row[3] * row[4] > 0]
-        moved = [count * float(bytes_sent_per_rank(op, size, group.n)[0]) for _, op, group, size, count in rows]
-        tied = float(kernel.tied_bytes(_ONE)[0]) if kernel.copies_on_last_stage else 0.0
-        exposed = (self.step.breakdown_s["dp"] - self._tied_seconds()) / max(sum(moved), 1.0)
-        out = [
-            self._row(axis, op, group, count, sent, sent * exposed)
-            for (axis, op, group, _, count), sent in zip(rows, moved, strict=True)
-        ]
-        if tied:
-            out.append(self._row("embedding", "all_reduce", kernel.boundary(_ONE), 1, tied, self._tied_seconds()))
-        return out
-
-
-def _first(column: Any) -> float:
-    """The value of a ledger's column that has one key."""
-    return float(np.asarray(column).reshape(-1)[0])
-
-
-__all__ = ["Estimate", "estimate", "inputs_of", "rule_context"]
+__all__ = [
+    "Estimate",
+    "assumptions",
+    "check_inputs",
+    "estimate",
+    "flops_per_token",
+    "inputs_of",
+    "parameters",
+    "rule_context",
+]

@@ -24,7 +24,10 @@ _EXPERTS = 0.22
 
 
 def relative_spread(problem: Problem) -> float:
-    """Half-width of the 80% interval, relative to the value."""
+    """Half-width of the 80% interval, relative to the value: of the user's own runs where they are fitted."""
+    if problem.fit is not None:
+        beyond = _EXPERTS if problem.model.is_moe and not problem.fit.experts else 0.0
+        return hypot(problem.fit.spread, beyond)
     curve = load_curve_of(problem.cluster)
     shapes = _NORMAL_80 * _SHAPES_KEPT * curve.spread.get("gemm", 0.1)
     return hypot(problem.runtime.time_spread, shapes, _EXPERTS if problem.model.is_moe else 0.0)
@@ -33,10 +36,15 @@ def relative_spread(problem: Problem) -> float:
 def around(seconds: float, problem: Problem) -> Quantity:
     """The predicted seconds with their 80% interval."""
     spread = relative_spread(problem)
+    profile = f"{problem.runtime.name} profile {problem.runtime.versions} on {problem.cluster.gpu.name}"
+    origin = (
+        f"{profile}; interval from the spread of published runs and of the compute curve"
+        if problem.fit is None
+        else f"{profile}, {problem.fit.provenance}; interval from their spread"
+    )
     return Quantity(
         value=seconds,
         low=seconds / (1 + spread),
         high=seconds * (1 + spread),
-        provenance=f"{problem.runtime.name} profile {problem.runtime.versions} on {problem.cluster.gpu.name}; "
-        f"interval from the spread of published runs and of the compute curve, +-{spread:.0%}",
+        provenance=f"{origin}, +-{spread:.0%}",
     )

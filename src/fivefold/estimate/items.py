@@ -26,6 +26,12 @@ class ItemWriter(BlockWriter):
         ledger.weights.append(Weight("embedding", rows * h, matrix=False, factored=rows + h))
         if self.model.learned_positions:
             ledger.weights.append(Weight("positions", self.model.learned_positions * h, matrix=False))
+        if self.model.embedding_norm:
+            # Its output is the first block's input, which that block keeps.
+            elements = s.norm_tokens * h
+            self._norm_weights(ledger, "embedding_norm", h, self.model.final_norm, self.model.final_norm_bias)
+            self._norm_stream(ledger, "embedding_norm", "mixer", elements)
+            ledger.saved.append(Saved("embedding_norm.input", "mixer", self.element_bytes * elements))
         out = self.element_bytes * s.tokens * h
         ledger.streams.append(Stream("embedding lookup", "mixer", 2 * out, 2 * out, 2, 2))
         if int(s.tp.max(initial=1)) > 1:
@@ -42,14 +48,14 @@ class ItemWriter(BlockWriter):
         """Final norm, output projection and cross-entropy; the kernel adds the projection's weight."""
         ledger = Ledger(name="head", keys=len(self.shard))
         self._final_norm(ledger)
+        if self.model.head_bias:
+            ledger.weights.append(Weight("output_proj.bias", self.padded_vocab() / self.shard.tp, matrix=False))
         self._logits_and_loss(ledger)
         return ledger
 
     def _final_norm(self, ledger: Ledger) -> None:
         elements = self.shard.norm_tokens * self.hidden
-        ledger.weights.append(
-            Weight("final_norm", self.hidden * (2 if self.model.final_norm_bias else 1), matrix=False)
-        )
+        self._norm_weights(ledger, "final_norm", self.hidden, self.model.final_norm, self.model.final_norm_bias)
         ledger.streams.append(
             Stream("final_norm", "head", 2 * self.element_bytes * elements, 3 * self.element_bytes * elements)
         )
@@ -72,7 +78,8 @@ class ItemWriter(BlockWriter):
         self._loss_exchanges(ledger)
         # The larger of two moments: the loss (logits and what it computes from them) and the head's backward (gradient
         # of the logits, placeholder of the weight gradient, gathered input, its gradient whole and scattered).
-        at_loss = self.runtime.loss_bytes_per_logit * logits
+        whole = self.runtime.loss_bytes_per_logit
+        at_loss = np.where(s.tp > 1, self.runtime.sharded_loss_bytes_per_logit or whole, whole) * logits
         at_backward = self.element_bytes * logits
         if self.runtime.head_wgrad_placeholder:
             at_backward = at_backward + self.element_bytes * columns * h

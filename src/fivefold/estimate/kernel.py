@@ -12,14 +12,15 @@ import numpy as np
 from fivefold.cluster import collective_seconds
 from fivefold.cluster.compute import streaming_seconds
 from fivefold.estimate.arrays import by_value, codes, distinct, dot
-from fivefold.estimate.memory import MASTER_BYTES, MemoryModel
+from fivefold.estimate.host import HostModel
+from fivefold.estimate.memory import MASTER_BYTES
 from fivefold.estimate.plans import Partition
 from fivefold.estimate.problem import Problem
 from fivefold.layout.layout import SPLIT_BACKWARD
 from fivefold.schedule import pipeline_seconds
 
 
-class Kernel(MemoryModel):
+class Kernel(HostModel):
     """Prices `columns` of one problem. Methods take `rows`, positions of layouts, and answer in their order."""
 
     def peak_flops_per_s(self) -> float:
@@ -47,6 +48,7 @@ class Kernel(MemoryModel):
         reduction = self.exposed_reduction_seconds(rows)
         if self.copies_on_last_stage:
             reduction = reduction + self.tied_reduction_seconds(rows)
+        reduction = reduction + self.adapter_reduction_seconds(rows)
         return pipeline + reduction + self.optimizer_seconds(rows) + self.problem.runtime.step_overhead_s
 
     def exchange_seconds(self, rows: np.ndarray) -> np.ndarray:
@@ -130,18 +132,26 @@ class Kernel(MemoryModel):
         return gather + collective_seconds(cluster, "reduce_scatter", self.grad_bytes * largest, dense_group)
 
     def optimizer_seconds(self, rows: np.ndarray) -> np.ndarray:
-        """Seconds of gradient norm, update and clearing of gradients on the worst rank, [n]."""
-        if not self.trains:
+        """Seconds of gradient norm, update and clearing of gradients on the worst rank, [n]; of the offloaded share of
+        the states on the host instead, after the GPU's."""
+        share = self.problem.work.offload.optimizer
+        here = self.device_update_seconds(rows)
+        return (1 - share) * here + share * self.host_update_seconds(rows) if share else here
+
+    def device_update_seconds(self, rows: np.ndarray) -> np.ndarray:
+        """The same if no state is offloaded, [n]."""
+        if not self.trains and self.problem.work.lora is None:
             return np.zeros(len(rows))
-        dense, expert = self.rank_parameters(rows)
+        dense, expert = self.trained_parameters(rows)
         over_dense, over_expert = self.shards(rows)
         sharded = dense / over_dense + expert / over_expert
         states = self.state_bytes(rows, dense + expert)
         # The norm reads gradients; the update reads them, reads and writes master and states, writes the weight.
-        moved = sharded * (2 * self.grad_bytes + 2 * (MASTER_BYTES + states) + self.problem.work.compute_bytes)
-        cleared = self.grad_bytes * (sharded if self.problem.fully_sharded else dense + expert)
+        grad = self.trained_grad_bytes
+        moved = sharded * (2 * grad + 2 * (MASTER_BYTES + states) + self.problem.work.compute_bytes)
+        cleared = grad * (sharded if self.problem.fully_sharded else dense + expert)
         seconds = streaming_seconds(self.pricer.curve, self.problem.cluster.gpu, (moved + cleared).max(axis=1), 4)
-        if self.optimizer.newton_schulz:
+        if self.optimizer.newton_schulz and self.trains:
             count, v = self.table.count[self.plan[rows]], self.variant[rows]
             # The ranks of a sharding group share the matrices among them.
             work = dot(count, self.variants.newton_schulz[v]) / over_dense

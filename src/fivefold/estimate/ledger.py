@@ -17,7 +17,9 @@ from typing import Literal
 import numpy as np
 
 Column = np.ndarray | int | float
-Module = Literal["core_attn", "mlp", "moe", "layernorm", "moe_act", "mla_up_proj", "mixer", "head"]
+Module = Literal[
+    "core_attn", "mlp", "moe", "layernorm", "moe_act", "mla_up_proj", "shared_experts", "mixer", "head"
+]  # fmt: skip
 Axis = Literal["tp", "cp", "ep", "etp"]
 Pass = Literal["forward", "backward"]
 
@@ -46,6 +48,7 @@ class Gemm:
 
     ends_block: nothing that backward needs comes after it, so a checkpoint that stops early does not run it again.
     sixteen_bit: stays in 16 bit under recipes that quantise products.
+    adapter: of an adapter, whose weight is trained where the model's are frozen.
     waits: 1 where the weight's gradient can be computed apart from the input's, by a schedule that splits the backward.
     """
 
@@ -59,6 +62,7 @@ class Gemm:
     ends_block: bool = False
     waits: Column = 1
     sixteen_bit: bool = False
+    adapter: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,6 +75,24 @@ class Attend:
     seq: Column
     head_dim: int
     scores: Column = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Scan:
+    """Kernels that carry a state along the sequence: `flops` of the forward pass, bytes and kernels of each.
+
+    head_dim: of keys, for the rate of the matrix products; None where there are none and the multiply-adds are the
+    vector units'.
+    """
+
+    name: str
+    module: Module
+    flops: Column
+    forward_bytes: Column
+    backward_bytes: Column
+    head_dim: int | None
+    forward_kernels: int
+    backward_kernels: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -140,12 +162,14 @@ class Ledger:
     weights: list[Weight] = field(default_factory=list)
     gemms: list[Gemm] = field(default_factory=list)
     attends: list[Attend] = field(default_factory=list)
+    scans: list[Scan] = field(default_factory=list)
     streams: list[Stream] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
     saved: list[Saved] = field(default_factory=list)
     working: list[Working] = field(default_factory=list)
     logits_bytes: Column = 0
     owed_bytes: Column = 0
+    adapters: list[Weight] = field(default_factory=list)
 
     def stack(self, columns: list[Column]) -> np.ndarray:
         """[len(columns), K] float array."""

@@ -7,7 +7,7 @@ import numpy as np
 from fivefold.estimate.arrays import distinct, dot
 from fivefold.estimate.reduction import Reductions
 from fivefold.estimate.trainer_memory import TrainerMemory
-from fivefold.layout.workload import QUANTISED
+from fivefold.layout.workload import QUANTISED, QUANTISED_BYTES
 
 MASTER_BYTES = 4
 CATEGORIES = (
@@ -35,9 +35,14 @@ class MemoryModel(Reductions):
         over_dense, over_expert = self.shards(rows)
         sharded = dense / over_dense + expert / over_expert
         weights = runtime.weight_bytes * whole
+        if runtime.sharded_weight_bytes:
+            weights = weights + np.where((c.zero[rows] == 3)[:, None], runtime.sharded_weight_bytes * sharded, 0.0)
         if self.problem.work.precision in QUANTISED and not fully:
-            weights = runtime.quantised_weight_bytes * whole
+            weights = self._quantised_weights(rows, whole)
         buffers = self.exchange_buffers(rows)
+        if runtime.replica_bucket_bytes:
+            replicated = ((c.zero[rows] == 0) & (c.dp[rows] * c.cp[rows] > 1))[:, None]
+            buffers = buffers + np.where(replicated, runtime.replica_bucket_bytes * whole * self.trains, 0.0)
         gathered = np.zeros_like(whole)
         present = table.count[self.plan[rows]] > 0
         v = self.variant[rows]
@@ -55,13 +60,31 @@ class MemoryModel(Reductions):
             buffers = buffers + (self.problem.work.compute_bytes + self.grad_bytes) * largest
         return {
             "weights": weights,
-            "gradients": self.grad_bytes * (sharded if fully else whole),
+            "gradients": self.grad_bytes * self._held_gradients(rows, whole, sharded),
             "master": MASTER_BYTES * sharded * self.trains,
             "optimizer": self.state_bytes(rows, whole) * sharded * self.trains,
             "gathered": gathered,
             "buffers": buffers,
             "reserve": np.full_like(whole, runtime.workspace_bytes),
         }
+
+    def _quantised_weights(self, rows: np.ndarray, whole: np.ndarray) -> np.ndarray:
+        """Bytes of weights whose products are quantised, [n, C].
+
+        The matrices of blocks are held as two quantised copies, as they lie and transposed, and in 16 bits too where
+        the runtime keeps that; embedding, head, norms and biases in 16 bits alone.
+        """
+        sixteen, work = self.problem.work.compute_bytes, self.problem.work
+        matrices = dot(self.table.count[self.plan[rows]], self.variants.matrix[self.variant[rows]])
+        beside = self.problem.runtime.quantised_weight_bytes - 2  # of the profile's two 8-bit copies
+        return sixteen * (whole - matrices) + (beside + 2 * QUANTISED_BYTES[work.precision]) * matrices
+
+    def _held_gradients(self, rows: np.ndarray, whole: np.ndarray, sharded: np.ndarray) -> np.ndarray:
+        """Parameters whose accumulated gradients each rank holds, [n, C]."""
+        if not self.problem.fully_sharded:
+            return whole
+        piped = (self.columns.pp[rows] > 1)[:, None] & self.problem.runtime.pipeline_keeps_whole_gradients
+        return np.where(piped, whole, sharded)
 
     def exchange_buffers(self, rows: np.ndarray) -> np.ndarray:
         """Bytes of pipeline transfers in flight beside the activations that are counted anyway, [n, C].
@@ -104,6 +127,11 @@ class MemoryModel(Reductions):
         at_loss = logits > working
         activations, logits = saved + np.where(at_loss, 0, working), np.where(at_loss, logits, 0)
         at_embedding = table.first[plan] * (saved - newest + v.working[which, embedding][:, None])
+        if self.problem.runtime.micro_batch_grad_bytes:
+            # When a micro-batch's backward ends, on any rank: its gradients are all there and its activations gone.
+            elements = dot(table.count[plan], (v.dense + v.expert)[which])
+            gradients = self.problem.runtime.micro_batch_grad_bytes * self.trains * elements
+            at_embedding = np.maximum(at_embedding, saved - newest + gradients)
         better = at_embedding > activations + logits
         return np.where(better, at_embedding, activations), np.where(better, 0, logits)
 

@@ -117,6 +117,7 @@ def load_plan(path: str | Path) -> SavedPlan:
     schema = table.pop("schema", None)
     if schema != SCHEMA:
         raise _error(path, f"schema is {schema!r}, and this version reads {SCHEMA!r}", "schema")
+    _restore_absent(table)
     try:
         plan = msgspec.convert(table, SavedPlan)
     except msgspec.ValidationError as error:
@@ -148,6 +149,17 @@ def _table(path: Path) -> dict[str, Any]:
         return msgspec.toml.decode(raw, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise _error(path, str(error)[:200] or "it is nested too deeply", "") from error
+
+
+def _restore_absent(table: dict[str, Any]) -> None:
+    """A block of a hybrid may have no mixer or no feed-forward, which a file without a null leaves out."""
+    model = table.get("model")
+    runs = model.get("runs") if isinstance(model, dict) else None
+    for run in runs if isinstance(runs, list) else ():
+        block = run.get("block") if isinstance(run, dict) else None
+        if isinstance(block, dict) and ("mixer" in block or "feed" in block):
+            block.setdefault("mixer", None)
+            block.setdefault("feed", None)
 
 
 def _refuse_unknown(given: Any, understood: Any, place: str, path: str | Path) -> None:

@@ -16,15 +16,15 @@ from fivefold.cluster import Cluster, collective_seconds, load_curve_of
 from fivefold.cluster.compute import (
     Kind,
     Precision,
-    attention_seconds,
-    batched_gemm_seconds,
     gemm_seconds,
     grouped_gemm_seconds,
     streaming_seconds,
 )
 from fivefold.cluster.groups import Placement, place
 from fivefold.estimate import by_operation
-from fivefold.estimate.ledger import Attend, Column, Exchange, Gemm, Ledger, Stream, Weight
+from fivefold.estimate.kernels import flash_seconds, launch_seconds, unfused_seconds
+from fivefold.estimate.ledger import Column, Exchange, Gemm, Ledger, Stream, Weight
+from fivefold.estimate.scans import scan_seconds
 from fivefold.estimate.shard import Shard
 from fivefold.layout.columns import RECOMPUTE_MODULES
 from fivefold.layout.workload import QUANTISED, Workload
@@ -32,6 +32,8 @@ from fivefold.runtime import Profile
 
 _KINDS: tuple[Kind, ...] = ("fwd", "dgrad", "wgrad")
 _SELECTIVE = RECOMPUTE_MODULES.index("core_attn")  # what selective recomputation is where no module is named
+# Bytes moved per element of a weight gradient: by a product that adds to an fp32 accumulator, and by one that does not.
+_ACCUMULATED_BYTES, _SIXTEEN_BIT_BYTES = 8, 2
 # Bytes moved to quantise an element: read in 16 bit, written as it lies and transposed. Block scales differ along rows
 # and columns, so that those recipes read twice (Transformer Engine, from memory).
 _CAST_BYTES = {"fp8": 4.0, "mxfp8": 6.0, "nvfp4": 5.1}
@@ -90,6 +92,7 @@ class Pricer:
         self.sixteen_bit: Precision = "fp16" if work.precision == "fp16" else "bf16"
         self.unfused = work.attention == "unfused"
         self.frozen = work.trained == "adapters"
+        self.graphs = work.cuda_graphs
         self.shard = shard
         self.placements: dict[str, Placement] = {
             "tp": place(cluster, shard.tp, np.ones_like(shard.tp)),
@@ -114,13 +117,14 @@ class Pricer:
             ledger, forward, backward, recompute, flops, module_flops
         )
         attend_passes = self._attention(ledger, forward, backward, recompute, flops, module_flops)
+        self._scans(ledger, forward, backward, flops)
         self._streams(ledger, forward, backward, recompute)
         exchanges, skipped_exchanges = self._exchanges(ledger, forward, backward, recompute, gemm_passes, attend_passes)
         self._wait_for_launches(ledger, forward, backward)
         dropped = np.zeros((modules, keys))
         for index, module in enumerate(RECOMPUTE_MODULES):
             dropped[index] = ledger.total([row.bytes for row in ledger.saved if _belongs(row.module, module)])
-        if self.runtime.selective_by_operation and ledger.attends:
+        if self.runtime.selective_by_operation and (ledger.attends or ledger.scans):
             # It knows no modules: whatever is named, one policy holds for the block.
             recompute[:], dropped[:], module_flops[:] = 0.0, 0.0, 0.0
             self._by_operation(ledger, recompute[_SELECTIVE], dropped[_SELECTIVE], module_flops[_SELECTIVE])
@@ -164,6 +168,9 @@ class Pricer:
             flops += share * 2 * np.asarray(row.m) * row.n * row.k * row.groups
         if ledger.streams:
             again[0] += self.curve.in_step * self._stream_seconds(ledger, ledger.streams, "forward").sum(axis=0)
+        for row in ledger.scans:
+            ahead, _ = scan_seconds(self.curve, self.gpu, ledger, row, self.sixteen_bit, self.attention_kernel)
+            again[0] += self.curve.in_step * ahead
 
     # ---------------------------------------------------------------- compute
 
@@ -184,7 +191,7 @@ class Pricer:
                 seconds["fwd"] += self._cast_seconds(m * k * groups)
                 seconds["dgrad"] += self._cast_seconds(m * n * groups)
             if self.frozen:
-                seconds["wgrad"] = np.zeros_like(seconds["wgrad"])
+                seconds["wgrad"] = seconds["wgrad"] * np.array([[row.adapter] for row in rows])
             work = 2 * m * n * k * groups
             flops += work.sum(axis=0)
             forward[0] += seconds["fwd"].sum(axis=0)
@@ -214,11 +221,17 @@ class Pricer:
             n, k = k, n
         elif kind == "wgrad":
             m, n, k = (n, k, m)
-        out = self.runtime.wgrad_bytes if kind == "wgrad" else None
+        moved = self.runtime.wgrad_bytes
+        added = kind == "wgrad" and moved > _ACCUMULATED_BYTES
+        out = _SIXTEEN_BIT_BYTES if added else moved if kind == "wgrad" else None
         if grouped:
             alone = grouped_gemm_seconds(self.curve, self.gpu, groups, m, n, k, precision, kind, output_bytes=out)
         else:
             alone = gemm_seconds(self.curve, self.gpu, m, n, k, precision, kind, output_bytes=out)
+        if added:
+            # A kernel of its own adds the gradient to the accumulator, which nothing hides.
+            bytes_apart = (moved - _SIXTEEN_BIT_BYTES) * np.asarray(m) * n * groups
+            alone = alone + streaming_seconds(self.curve, self.gpu, bytes_apart)
         return self.curve.in_step * alone
 
     def _attention(self, ledger, forward, backward, recompute, flops, module_flops) -> tuple[np.ndarray, np.ndarray]:
@@ -226,7 +239,11 @@ class Pricer:
         total = np.zeros(keys), np.zeros(keys)
         for row in ledger.attends:
             work = np.broadcast_to(np.asarray(row.flops, dtype=float), (keys,))
-            ahead, back = self._unfused_seconds(row, work) if self.unfused else self._flash_seconds(row, work)
+            if self.unfused:
+                ahead, back = unfused_seconds(self.curve, self.gpu, row, work, self.sixteen_bit)
+            else:
+                ahead, back = flash_seconds(self.curve, self.gpu, row, work, self.sixteen_bit, self.attention_kernel)
+            ahead, back = self.curve.in_step * ahead, self.curve.in_step * back
             flops += work
             forward[0] += ahead
             backward[0] += back
@@ -236,36 +253,13 @@ class Pricer:
             total = total[0] + ahead, total[1] + back
         return total
 
-    def _flash_seconds(self, row: Attend, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Forward and backward seconds of a flash kernel, in 16 bit under every recipe."""
-        ahead, back = (
-            attention_seconds(
-                self.curve,
-                self.gpu,
-                flops,
-                row.seq,
-                row.head_dim,
-                self.sixteen_bit,
-                backward=side,
-                kernel=self.attention_kernel,
-            )
-            for flops, side in ((work, False), (2.5 * work, True))  # flash attention's backward: five products
-        )
-        return self.curve.in_step * ahead, self.curve.in_step * back
-
-    def _unfused_seconds(self, row: Attend, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Two batched products each way over whole squares of scores, and what passes through memory between them:
-        softmax, and dropout on its output (Megatron-LM's fused kernel for the first, PyTorch's for the second)."""
-        seq = np.asarray(row.seq, dtype=float)
-        heads = np.asarray(row.scores, dtype=float) / seq**2
-        width = work / (4 * heads * seq**2)
-        curve, gpu, precision = self.curve, self.gpu, self.sixteen_bit
-        score = batched_gemm_seconds(curve, gpu, heads, seq, seq, width, precision)
-        value = batched_gemm_seconds(curve, gpu, heads, seq, width, seq, precision)
-        # 16-bit scores: softmax reads and writes; dropout reads, writes and writes a mask; backward reads two of each.
-        ahead = streaming_seconds(curve, gpu, 9 * heads * seq**2, 2)
-        back = streaming_seconds(curve, gpu, 11 * heads * seq**2, 2)
-        return curve.in_step * (score + value + ahead), curve.in_step * (score + 3 * value + back)
+    def _scans(self, ledger, forward, backward, flops) -> None:
+        """Charges linear attention and state spaces; no module recomputes them alone."""
+        for row in ledger.scans:
+            flops += row.flops
+            ahead, back = scan_seconds(self.curve, self.gpu, ledger, row, self.sixteen_bit, self.attention_kernel)
+            forward[0] += self.curve.in_step * ahead
+            backward[0] += self.curve.in_step * back
 
     def _streams(self, ledger, forward, backward, recompute) -> None:
         rows = ledger.streams
@@ -289,25 +283,11 @@ class Pricer:
         return streaming_seconds(self.curve, self.gpu, size, kernels)
 
     def _wait_for_launches(self, ledger: Ledger, forward: np.ndarray, backward: np.ndarray) -> None:
-        """Charges to compute what the host needs beyond the GPU to launch a piece's operations one by one.
-
-        Products and attention launch once forward and twice backward, collectives once where they move something.
-        """
-        if not self.runtime.launch_host_s:
-            return
-        attends = len(ledger.attends) * (4 if self.unfused else 1)
-        for side, passes, times in (("forward", 1, forward), ("backward", 2, backward)):
-            # What a key does not have moves nothing and launches nothing.
-            moved = [getattr(row, f"{side}_bytes") for row in ledger.streams]
-            moved += [
-                row.bytes * (self.placements[row.axis].n > 1) * row.ring_steps
-                for row in ledger.exchanges
-                if row.when == side
-            ]
-            kernels = [getattr(row, f"{side}_kernels") for row in ledger.streams]
-            kernels += [1] * (len(moved) - len(kernels))
-            launches = passes * (len(ledger.gemms) + attends) + np.array(kernels) @ (ledger.stack(moved) > 0)
-            times[0] += np.maximum(self.runtime.launch_host_s * launches - times.sum(axis=0), 0.0)
+        """Charges to compute what the host needs beyond the GPU to launch a piece's operations one by one."""
+        if self.runtime.launch_host_s and not self.graphs:
+            for side, times in (("forward", forward), ("backward", backward)):
+                host = launch_seconds(ledger, self.runtime, self.placements, self.unfused, side)
+                times[0] += np.maximum(host - times.sum(axis=0), 0.0)
 
     # ---------------------------------------------------------------- communication
 
@@ -362,7 +342,7 @@ class Pricer:
 
 
 # What a recomputation module covers besides its own name: recomputing the whole MoE layer re-runs its activation.
-_COVERS = {"moe": ("moe", "moe_act")}
+_COVERS = {"moe": ("moe", "moe_act", "shared_experts")}
 
 
 def _belongs(module: str, recomputed: str) -> bool:

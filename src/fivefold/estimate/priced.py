@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from fivefold.estimate.adapters import add_adapters
 from fivefold.estimate.items import ItemWriter
 from fivefold.estimate.ledger import Ledger
 from fivefold.estimate.price import Cost, Pricer
@@ -63,6 +64,9 @@ def _priced(problem: Problem, shard: Shard) -> PricedKeys:
     writer = write(model, problem.work, problem.runtime, shard)
     mtp = writer.mtp() if model.mtp else writer.nothing("mtp")
     ledgers = (*(writer.block(kind) for kind in model.kinds), writer.embedding(), writer.head(), mtp)
+    if problem.work.trained == "adapters":
+        for ledger, kind in zip(ledgers, model.kinds, strict=False):
+            add_adapters(ledger, kind, shard, problem.work, problem.runtime)
     pricer = Pricer(problem.cluster, problem.runtime, problem.work, shard)
     costs = tuple(pricer.price(ledger) for ledger in ledgers)
     head_weight = writer.head_weight()

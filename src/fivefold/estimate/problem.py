@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
+import msgspec
+
 from fivefold.cluster import Cluster
+from fivefold.cluster.calibration import Fit
 from fivefold.layout.workload import Workload
 from fivefold.model.spec import ModelSpec
 from fivefold.runtime import Profile
@@ -12,12 +16,32 @@ from fivefold.runtime import Profile
 
 @dataclass(slots=True, frozen=True)
 class Problem:
-    """What is planned, on what, for how much work, by which framework."""
+    """What is planned, on what, for how much work, by which framework.
+
+    applied: whether cluster and runtime hold the numbers of the cluster's calibration already. Raises FivefoldError
+    for a calibration of another GPU or runtime.
+    """
 
     model: ModelSpec
     cluster: Cluster
     work: Workload
     runtime: Profile
+    applied: bool = False
+
+    def __post_init__(self) -> None:
+        _ = self.fit  # refuses one that is not for this pair
+
+    @property
+    def fit(self) -> Fit | None:
+        """The cluster's calibration for this GPU and runtime."""
+        calibration = self.cluster.calibration
+        return None if calibration is None else calibration.fit_of(self.cluster.gpu.name, self.runtime.name)
+
+    def dispatched(self) -> Problem:
+        """The problem with what its dispatcher of tokens changes in the runtime's profile."""
+        if self.work.moe_dispatcher != "deepep" or self.runtime.tokens_sent_once:
+            return self
+        return dataclasses.replace(self, runtime=msgspec.structs.replace(self.runtime, tokens_sent_once=True))
 
     @property
     def fully_sharded(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fivefold.cluster import Cluster, collective_seconds
+from fivefold.cluster.compute import streaming_seconds
 from fivefold.cluster.groups import Placement, place
 from fivefold.estimate.problem import Problem
 from fivefold.estimate.tables import Tables
@@ -37,16 +38,31 @@ class Reductions(Tables):
 
     def _add_gathers(self, table: Variants, rows: np.ndarray) -> None:
         """Each piece's parameters are gathered while the piece before computes and its gradients scattered while the
-        next one does; what compute does not hide is exposed. ZeRO-2 gathers once, in forward; ZeRO-3 in both passes.
-        fivefold's trainer gathers under ZeRO-3 alone, and scatters every micro-batch from ZeRO-2 on."""
+        next one does; what compute does not hide, or may not be overlapped, is exposed. ZeRO-2 gathers once, in
+        forward; ZeRO-3 in both passes. fivefold's trainer gathers under ZeRO-3 alone, and scatters every micro-batch
+        there and, beside compute, under ZeRO-2."""
         reduce_s, gather = self.reduction_seconds(rows, table.dense, table.expert)
         zero = self.columns.zero[rows][:, None]
+        param, grad = (on[rows][:, None] for on in (self.columns.overlap_param, self.columns.overlap_grad))
         if not self.problem.fully_sharded:
-            gather, reduce_s = np.where(zero == 3, gather, 0), np.where(zero >= 2, reduce_s, 0)
+            every_round = (zero == 3) | ((zero == 2) & grad)
+            gather, reduce_s = np.where(zero == 3, gather, 0), np.where(every_round, reduce_s, 0)
         regather = np.where(zero == 3, gather, 0)
-        table.gather_forward = np.maximum(gather - table.forward.sum(axis=2), 0)
-        table.gather_backward = np.maximum(regather + reduce_s - table.backward.sum(axis=2), 0)
+        after_gather, before_scatter = self._copy_seconds(table.dense + table.expert, zero == 3)
+        table.gather_forward = _exposed(table.forward, (gather, param)) + after_gather
+        table.gather_backward = _exposed(table.backward, (regather, param), (reduce_s, grad))
+        table.gather_backward = table.gather_backward + after_gather + before_scatter
         table.total()
+
+    def _copy_seconds(self, elements: np.ndarray, copies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds on compute's own stream, [W, P]: parameters copied out of a gathered buffer, and gradients into the
+        one that is scattered."""
+        runtime, gpu, curve = self.problem.runtime, self.problem.cluster.gpu, self.pricer.curve
+        gather, scatter = (
+            np.where(copies & (moved > 0), curve.in_step * streaming_seconds(curve, gpu, moved * elements), 0.0)
+            for moved in (runtime.gather_copy_bytes, runtime.scatter_copy_bytes)
+        )
+        return gather, scatter
 
     def groups(self, rows: np.ndarray) -> ReductionGroups:
         """Where the groups lie over which gradients are reduced; without ZeRO one group replicates everything."""
@@ -99,6 +115,14 @@ class Reductions(Tables):
         """Where the pipeline groups lie."""
         c = self.columns
         return place(self.problem.cluster, c.pp[rows], c.tp[rows] * c.cp[rows] * c.dp[rows])
+
+
+def _exposed(compute: np.ndarray, *parts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """Seconds that a pass waits, [W, P]: for what is not overlapped all of it, for the rest what its [W, P, owners] of
+    compute do not hide. Each part is its seconds, and whether it is overlapped."""
+    beside = sum(np.where(overlapped, seconds, 0.0) for seconds, overlapped in parts)
+    alone = sum(np.where(overlapped, 0.0, seconds) for seconds, overlapped in parts)
+    return np.maximum(beside - compute.sum(axis=2), 0) + alone
 
 
 def _seconds(cluster: Cluster, op: str, size: np.ndarray, placement: Placement) -> np.ndarray:

@@ -64,7 +64,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """peak_bytes: what the caching allocator hands out at most (comparable with max_memory_allocated).
 
     reserved_bytes: what the device needs: peak, fragmentation, driver context and communication buffers; fits compares
-    it with capacity_bytes.
+    it with capacity_bytes. host_bytes: what one host needs where something is offloaded to its memory, which has
+    host_capacity_bytes; None where nothing is.
     """
 
     peak_bytes: int
@@ -76,6 +77,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[StageMemory, ...]
     timeline: tuple[Phase, ...]
     outside_allocator: Parts
+    host_bytes: int | None = None
+    host_capacity_bytes: int | None = None
 
 
 class Mfu(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,10 +101,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Params(msgspec.Struct, frozen=True, kw_only=True):
-    """Exact parameter counts of the whole model, unpadded."""
+    """Exact parameter counts of the whole model, unpadded. trained: those of adapters, None where all are trained."""
 
     total: int
     active: int
+    trained: int | None = None
 
 
 class Flops(msgspec.Struct, frozen=True, kw_only=True):

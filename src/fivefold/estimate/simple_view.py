@@ -12,7 +12,9 @@ from fivefold.cluster import Cluster, dp_limit
 from fivefold.estimate.kernel import Kernel, Problem
 from fivefold.estimate.result import Estimate
 from fivefold.layout.columns import Columns
+from fivefold.layout.features import PHRASES, features
 from fivefold.layout.layout import Layout, ResolvedLayout
+from fivefold.layout.mixers import softmax_attention
 from fivefold.layout.workload import Workload
 from fivefold.model import ModelSpec, attention_widths, count_params, simple
 from fivefold.model.spec import Attention, Experts
@@ -68,18 +70,23 @@ def _parameters(model: ModelSpec, estimate: Estimate) -> SimpleRow:
     )
 
 
+_OTHER_MIXERS = frozenset(
+    {"latent-attention", "gated-delta-net", "mamba", "mamba2", "side-by-side", "one-sublayer-blocks"}
+)
+
+
 def _unlike_gpt(model: ModelSpec) -> str:
     """What of the model the GPT formula does not know."""
     block = model.kinds[-1]
     mixer, feed = block.mixer, block.feed
     found: list[str] = []
-    if not isinstance(mixer, Attention):
-        found.append("latent attention")
-    elif mixer.kv_heads < mixer.heads:
-        found.append(f"{mixer.kv_heads} KV heads for {mixer.heads}")
+    attention = softmax_attention(mixer)
+    if isinstance(attention, Attention) and attention.kv_heads < attention.heads:
+        found.append(f"{attention.kv_heads} KV heads for {attention.heads}")
+    found += [phrase for name, phrase in PHRASES.items() if name in features(model) & _OTHER_MIXERS]
     if isinstance(feed, Experts):
         found.append(f"{feed.num_experts} experts")
-    elif feed.gated or feed.ffn != 4 * model.hidden:
+    elif feed is not None and (feed.gated or feed.ffn != 4 * model.hidden):
         found.append(f"{'a gated' if feed.gated else 'a'} feed-forward of {feed.ffn / model.hidden:.3g} h")
     if not model.tied_embeddings:
         found.append("an output head of its own")
@@ -130,7 +137,8 @@ def _variant(layout: ResolvedLayout) -> simple.ActivationVariant:
 
 
 def _layer_bytes(model: ModelSpec, work: Workload, layout: ResolvedLayout) -> float:
-    heads = model.kinds[-1].mixer.heads
+    attention = softmax_attention(model.kinds[-1].mixer)
+    heads = attention.heads if attention is not None else 0
     s = -(-work.seq_len // layout.cp)
     return simple.activation_bytes_per_layer(s, layout.micro_batch, model.hidden, heads, layout.tp, _variant(layout))
 
@@ -201,12 +209,16 @@ def _flops(model: ModelSpec, work: Workload, estimate: Estimate, *, causal: bool
         exact=exact * work.tokens_per_batch,
         unit="flops",
         parting="norms and biases are parameters without matrix products"
-        + ("; windowed layers attend less" if _windowed(model) else ""),
+        + ("; windowed layers attend less" if _windowed(model) else "")
+        + ("; states have products of their own" if features(model) & _STATES_MIXERS else ""),
     )
 
 
+_STATES_MIXERS = frozenset({"gated-delta-net", "mamba", "mamba2", "side-by-side"})
+
+
 def _windowed(model: ModelSpec) -> bool:
-    return any(isinstance(block.mixer, Attention) and block.mixer.window for block in model.kinds)
+    return not features(model).isdisjoint(("window", "chunked-attention", "sparse-attention"))
 
 
 def _bubble(estimate: Estimate) -> SimpleRow:

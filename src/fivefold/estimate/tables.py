@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fivefold.estimate.arrays import distinct, dot
+from fivefold.estimate.calibrated import calibrated
 from fivefold.estimate.optimizers import OPTIMIZERS
 from fivefold.estimate.plans import Plan, PlanTable, kind_runs, partition, plan_table
 from fivefold.estimate.priced import priced_keys
@@ -24,7 +25,7 @@ class Tables:
     [n, C] their distinguishable pipeline ranks, P pieces."""
 
     def __init__(self, problem: Problem, columns: Columns, *, every_rank: bool = False) -> None:
-        self.problem = problem
+        self.problem = problem = calibrated(problem).dispatched()
         self.columns = columns
         self.optimizer = OPTIMIZERS[problem.work.optimizer]
         # 0 where adapters alone are trained: their own states and gradients are taken to cost nothing.
@@ -46,7 +47,7 @@ class Tables:
         c = self.columns
         fields = [self.key, c.recompute_kind, c.recompute_modules]
         if self.problem.by_unit:
-            fields += [c.zero, c.dp_shard, c.dp_replicate, c.edp]
+            fields += [c.zero, c.dp_shard, c.dp_replicate, c.edp, c.overlap_grad, c.overlap_param]
         first, inverse = distinct(fields)
         table = variants(self.costs, self.key[first], c.recompute_kind[first], c.recompute_modules[first])
         return inverse, first, table

@@ -31,8 +31,8 @@ class TrainerWriter(ItemWriter):
             self._owe(ledger, block.mixer, block.feed, block.norm == "layernorm")
         return ledger
 
-    def _norm(self, ledger: Ledger, name: str, block: Block, module: Module) -> None:
-        super()._norm(ledger, name, block, module)
+    def _norm(self, ledger: Ledger, name: str, block: Block, module: Module, *, keeps_input: bool = True) -> None:
+        super()._norm(ledger, name, block, module, keeps_input=keeps_input)
         self._statistics(ledger, name, block.norm == "layernorm", self.shard.norm_tokens)
 
     def _statistics(self, ledger: Ledger, name: str, layernorm: bool, rows: Column, module: Module = "mixer") -> None:

@@ -16,7 +16,8 @@ from fivefold.layout.layout import RECOMPUTE_KINDS, RECOMPUTE_MODULES
 
 _FULL = RECOMPUTE_KINDS.index("full")
 _NONE = RECOMPUTE_KINDS.index("none")
-_MOE, _MOE_ACT = RECOMPUTE_MODULES.index("moe"), RECOMPUTE_MODULES.index("moe_act")
+_MOE = RECOMPUTE_MODULES.index("moe")
+_INSIDE_MOE = [RECOMPUTE_MODULES.index(name) for name in ("moe_act", "shared_experts")]
 
 
 @dataclass(slots=True)
@@ -25,6 +26,9 @@ class Variants:
 
     forward, backward, again: [W, P, O] seconds; `again` is what recomputation adds to backward.
     gather_forward, gather_backward: [W, P] exposed seconds of parameter gathers and gradient scatters.
+    copy_forward, copy_backward: [W, P] exposed seconds of saved tensors that go to host memory and come back.
+    offloaded: [W, P] bytes of them per micro-batch.
+    adapters, expert_adapters: [W, P] elements of adapters beside dense and expert weights.
     forward_s, backward_s, again_s: [W, P] their sums. weight_grad_s: [W, P] the part of backward_s that can wait when
     the schedule splits the backward; nothing waits in a layout that recomputes, whose activations would be gone.
     saved: [W, P] bytes kept from forward to backward; kept: what recomputation leaves of them.
@@ -53,11 +57,16 @@ class Variants:
     forward_s: np.ndarray
     backward_s: np.ndarray
     again_s: np.ndarray
+    copy_forward: np.ndarray
+    copy_backward: np.ndarray
+    offloaded: np.ndarray
+    adapters: np.ndarray
+    expert_adapters: np.ndarray
 
     def total(self) -> None:
         """Bring the sums up to date with their parts."""
-        self.forward_s = self.forward.sum(axis=2) + self.gather_forward
-        self.backward_s = self.backward.sum(axis=2) + self.gather_backward
+        self.forward_s = self.forward.sum(axis=2) + self.gather_forward + self.copy_forward
+        self.backward_s = self.backward.sum(axis=2) + self.gather_backward + self.copy_backward
         self.again_s = self.again.sum(axis=2)
 
 
@@ -99,14 +108,20 @@ def variants(costs: tuple[Cost, ...], key: np.ndarray, kind: np.ndarray, modules
         forward_s=zero,
         backward_s=zero,
         again_s=zero,
+        copy_forward=zero,
+        copy_backward=zero,
+        offloaded=zero,
+        adapters=zero,
+        expert_adapters=zero,
     )
     out.total()
     return out
 
 
 def module_bits(kind: np.ndarray, modules: np.ndarray) -> np.ndarray:
-    """[M, W] 0 or 1: which modules are recomputed selectively. The whole MoE layer includes its activation."""
+    """[M, W] 0 or 1: which modules are recomputed selectively. The whole MoE layer includes its activation and
+    its shared experts."""
     bits = modules >> np.arange(len(RECOMPUTE_MODULES))[:, None] & 1
     bits = np.where((kind == _NONE) | (kind == _FULL), 0, bits)
-    bits[_MOE_ACT] &= 1 - bits[_MOE]
+    bits[_INSIDE_MOE] &= 1 - bits[_MOE]
     return bits

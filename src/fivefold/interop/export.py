@@ -24,6 +24,7 @@ from fivefold.interop.megatron.write import Data, megatron_job
 from fivefold.interop.own import trainer_job
 from fivefold.layout import Context, Layout, RampPlan, Recompute, ResolvedLayout, Workload, resolve, violations
 from fivefold.model.spec import Block, ModelSpec
+from fivefold.runtime.accelerators import why_not
 
 Target = Literal["megatron", "fivefold"]
 Launcher = Literal["torchrun", "slurm", "kubernetes"]
@@ -67,6 +68,7 @@ def runtime_for(to: str, asked: str) -> str:
 def export(what: Export, launchers: tuple[Launcher, ...]) -> dict[str, str]:
     """File name to text, for every launcher. Raises FivefoldError for a layout that would not start, and for what the
     target cannot express."""
+    _refuse_foreign(what)
     _refuse_broken(what)
     job = job_of(what)
     write: dict[Launcher, Callable[[], dict[str, str]]] = {
@@ -99,6 +101,18 @@ def job_of(what: Export) -> Job:
         name=name,
         about=what.about,
     )
+
+
+def _refuse_foreign(what: Export) -> None:
+    gpu = what.cluster.gpu
+    reason = why_not(what.to, gpu.vendor)
+    if reason is not None:
+        raise FivefoldError(
+            f"{what.to} would not start on {gpu.name}: {reason}. Plan for another accelerator, with --gpu.",
+            code="runtime-hardware",
+            option="--to",
+            value=what.to,
+        )
 
 
 def _refuse_broken(what: Export) -> None:
@@ -172,7 +186,8 @@ def _said(model: ModelSpec, what: Export, reading: Reading | None = None) -> dic
         "model": architecture(model),
         "layout": canonical(layout, model, gpus, work),
         "workload": replace(
-            work, moe_imbalance=1.0, price=None, trained="all", tokens=None
+            work, moe_imbalance=1.0, price=None, trained="all", tokens=None,
+            gpu_mtbf_hours=None, checkpoint_bytes_per_s=None, restart_s=None,
         ),
     }  # fmt: skip
 
@@ -195,6 +210,8 @@ def architecture(model: ModelSpec) -> ModelSpec:
 
 
 def _plain_gelu(block: Block) -> Block:
+    if block.feed is None:
+        return block
     return replace(block, feed=replace(block.feed, activation=block.feed.activation.removesuffix("_tanh")))
 
 

@@ -32,7 +32,7 @@ from fivefold.layout.layout import (
 )
 from fivefold.layout.rules import RULES, Context, Rule, Violation, legal_values, rules_for, valid_mask, violations
 from fivefold.layout.stages import blocks_per_stage, resolve, row_stages, split_policy, stage_ranges
-from fivefold.layout.workload import Workload
+from fivefold.layout.workload import Lora, Offload, Workload
 
 __all__ = [
     "AXES",
@@ -52,6 +52,8 @@ __all__ = [
     "Context",
     "Group",
     "Layout",
+    "Lora",
+    "Offload",
     "Overlap",
     "RampPlan",
     "RampStep",

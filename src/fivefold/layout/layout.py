@@ -14,13 +14,15 @@ import msgspec
 CpKind = Literal["p2p", "a2a"]
 ScheduleKind = Literal["afab", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"]
 RecomputeKind = Literal["none", "selective", "full"]
-RecomputeModule = Literal["core_attn", "mlp", "moe", "layernorm", "moe_act", "mla_up_proj"]
+RecomputeModule = Literal["core_attn", "mlp", "moe", "layernorm", "moe_act", "mla_up_proj", "shared_experts"]
 
 # The same words in the order of their codes in Columns: code i is the i-th word, a module is bit i of a mask.
 CP_KINDS: tuple[CpKind, ...] = ("p2p", "a2a")
 SCHEDULES: tuple[ScheduleKind, ...] = ("afab", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev")
 RECOMPUTE_KINDS: tuple[RecomputeKind, ...] = ("none", "selective", "full")
-RECOMPUTE_MODULES: tuple[RecomputeModule, ...] = ("core_attn", "mlp", "moe", "layernorm", "moe_act", "mla_up_proj")
+RECOMPUTE_MODULES: tuple[RecomputeModule, ...] = (
+    "core_attn", "mlp", "moe", "layernorm", "moe_act", "mla_up_proj", "shared_experts",
+)  # fmt: skip
 
 # Of each schedule, the chunks per pipeline rank that it runs: fewest and most (None: as many as there are blocks).
 CHUNKS: dict[ScheduleKind, tuple[int, int | None]] = {

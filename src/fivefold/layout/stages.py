@@ -30,6 +30,9 @@ SPLIT_POLICY: dict[str, Policy] = {
     "nanotron": "even",  # unless first and last counts say how its own balancing lies
     "deepspeed": "even",  # Megatron-DeepSpeed: uniform partitions of the transformer blocks
     "deepspeed-zero": "even",
+    "fsdp": "weighted",  # as torchtitan, whose pipeline is PyTorch's own with weights beside it
+    "fsdp1": "even",  # no pipeline
+    "accelerate": "even",  # no pipeline
     "torchtitan": "weighted",  # torchtitan distributed/pipeline_parallel: embedding and head weigh one block each
 }
 

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+from fivefold.measure.calibrate import Calibrated, FitReport, calibrate
 from fivefold.measure.convert import Case, Unconvertible, convert
 from fivefold.measure.runs import Run, RunTable, read_runs, shipped_runs
 from fivefold.measure.validate import Errors, Row, Skipped, SourceErrors, Validation, errors, validate
 
 __all__ = [
+    "Calibrated",
     "Case",
     "Errors",
+    "FitReport",
     "Row",
     "Run",
     "RunTable",
@@ -17,6 +20,7 @@ __all__ = [
     "SourceErrors",
     "Unconvertible",
     "Validation",
+    "calibrate",
     "convert",
     "errors",
     "read_runs",

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import msgspec
 
+from fivefold.layout.mixers import softmax_attention
 from fivefold.measure.runs import Run
 from fivefold.model import load_model, models
 from fivefold.model.spec import (
@@ -60,7 +61,8 @@ def _catalogued(run: Run) -> ModelSpec | None:
     for model in _mixed_models():
         last = model.runs[-1].block
         experts = last.feed.num_experts if isinstance(last.feed, Experts) else None
-        sizes = (model.layers, model.hidden, model.vocab, experts, last.mixer.heads)
+        attention = softmax_attention(last.mixer)
+        sizes = (model.layers, model.hidden, model.vocab, experts, attention.heads if attention else None)
         if sizes == (run.layers, run.hidden, run.vocab, run.experts, run.heads):
             return model
     return None

@@ -29,9 +29,10 @@ from fivefold.measure.frameworks import (
     zero_of,
 )
 from fivefold.measure.hardware import cluster_of
+from fivefold.measure.recipes import changes_of
 from fivefold.measure.runs import Run
 from fivefold.model import block_params
-from fivefold.model.spec import ModelSpec
+from fivefold.model.spec import Attention, FeedForward, ModelSpec
 from fivefold.runtime import load_runtime
 
 
@@ -41,6 +42,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     assumed: fields that the source does not state. open: of them, those that `choose` still has to settle
         ("micro_batch", "recompute").
     changes: numbers of the profile that the source's recipe sets otherwise.
+    recomputes_in_part: as of its Framework.
     tuned: how the number was come by where it is a vendor's or the best of a sweep, "" elsewhere.
     """
 
@@ -52,7 +54,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str
     assumed: tuple[str, ...]
     open: tuple[str, ...] = ()
-    changes: dict[str, float] = {}
+    changes: dict[str, Any] = {}
+    recomputes_in_part: bool = True
     tuned: str = ""
 
 
@@ -71,9 +74,7 @@ _SCHEDULES: tuple[tuple[str, ScheduleKind], ...] = (
     ("gpipe", "afab"),
     ("afab", "afab"),
 )
-# Shares of a block's launches that a CUDA graph of a module replays (from the ledger's operations of a Llama block and
-# of one with experts); a graph of the whole iteration, or one without a scope, replays all.
-_GRAPHED = (("attn", 0.3), ("mlp", 0.35), ("moe_router", 0.1), ("moe_preprocess", 0.1), ("moe", 0.5))
+_LARGE_BUBBLE, _MOST_CHUNKS = 0.25, 12
 _PRECISIONS: dict[str, Precision] = {
     "bf16": "bf16",
     "fp16": "fp16",
@@ -124,24 +125,10 @@ def convert(run: Run, runtime: str | None = None) -> Case:
         runtime=runtime,
         assumed=tuple(sorted(assumed)),
         open=tuple(unsettled),
-        changes=_changes(run, line),
+        changes=changes_of(run, line),
+        recomputes_in_part=line.recomputes_in_part,
         tuned=line.tuned,
     )
-
-
-def _changes(run: Run, line: Framework) -> dict[str, float]:
-    """Of the profile: what the framework's recipes set otherwise, and launches that CUDA graphs replay."""
-    if line.runtime == "torchtitan" and "compile" in f"{run.notes} {run.overlap}":
-        # Compiled, the loss keeps its fp32 copy of the logits in no tensor of its own (fit: eager and compiled rows of
-        # one model, whose peaks differ by 2 bytes a logit and more).
-        return {**line.changes, "loss_bytes_per_logit": 12}
-    graph = re.search(r"cuda_graph_impl=(\w+)(?:.*cuda_graph_scope=([^;]+))?", run.overlap or "")
-    if graph is None or graph[1] == "none":
-        return line.changes
-    scope = graph[2] or graph[1]
-    graphed = sum(share for module, share in _GRAPHED if re.search(rf"\b{module}\b", scope))
-    share = 0.0 if "full_iteration" in scope or not graph[2] else max(1 - graphed, 0.0)
-    return {**line.changes, "launch_host_s": share * load_runtime(line.runtime).launch_host_s}
 
 
 def _check(run: Run) -> None:
@@ -199,7 +186,7 @@ def _layout(run: Run, model: ModelSpec, line: Framework, runtime: str, assumed: 
     zero, stated = zero_of(run, line)
     if not stated:
         assumed.add("zero")
-    vpp = _chunks(run, pp, model, assumed)
+    vpp = _chunks(run, pp, model, line, assumed)
     return Layout(
         tp=tp,
         cp=run.cp or 1,
@@ -226,16 +213,28 @@ def _stage(zero: int, pp: int, runtime: str) -> int:
     return 2 if runtime == "torchtitan" and pp > 1 else max(zero, 2)
 
 
-def _chunks(run: Run, pp: int, model: ModelSpec, assumed: set[str]) -> int:
-    """Chunks per rank: as published where a pipeline can have them."""
+def _chunks(run: Run, pp: int, model: ModelSpec, line: Framework, assumed: set[str]) -> int:
+    """Chunks per rank: as published where a pipeline can have them, else as many equal ones as the framework's usual
+    recipes have."""
     if pp == 1:
         return 1
     if run.vpp is None:
         assumed.add("vpp")
-    vpp = run.vpp or (2 if re.search(r"\binterleaved", run.notes or "", re.IGNORECASE) else 1)
+    usual = 2 if re.search(r"\binterleaved", run.notes or "", re.IGNORECASE) else 1
     sequences = (run.mbs or 1) * max((run.gpus or 1) // ((run.tp or 1) * (run.cp or 1) * pp), 1)
+    micro_batches = (run.gbs or 1) // sequences
+    # Whom a bubble costs a quarter of a step interleaves where his framework can, unless he says 1F1B.
+    can = "interleaved" in load_runtime(runtime_of(run, line)[0]).schedules and not line.pipeline_fills
+    plain = re.search(r"\b1f1b\b", run.notes or "", re.IGNORECASE)
+    large = (pp - 1) / max(micro_batches, 1) > _LARGE_BUBBLE
+    most = _MOST_CHUNKS if can and large and not plain else line.interleaves
+    # Embedding and head take a block's place each where only that makes equal stages.
+    places = next((places for places in (model.layers, model.layers + 2) if places % pp == 0), None)
+    if most > 1 and places is not None:
+        usual = max(v for v in range(1, most + 1) if places // pp % v == 0)
+    vpp = run.vpp or usual
     # Interleaving runs micro-batches in groups of pp; a batch that has no whole groups is priced without.
-    whole_groups = (run.gbs or 1) // sequences % pp == 0
+    whole_groups = micro_batches % pp == 0
     if vpp > 1 and not whole_groups:
         assumed.add("vpp")
     return vpp if pp * vpp <= model.layers + 2 and whole_groups else 1
@@ -264,9 +263,9 @@ def _micro_batch(run: Run, line: Framework, assumed: set[str]) -> int:
 def _stages(run: Run, model: ModelSpec, vpp: int, assumed: set[str]) -> dict[str, Any]:
     """How blocks lie on the pipeline: evenly, unless the framework is known to do otherwise.
 
-    nanotron fills each stage up to its share of the matrix parameters, the head's among them (nanotron models/base.py
-    and get_block_compute_costs). On Megatron-Core, models such as Llama 3.1 405B (126 blocks) run with embedding and
-    head counted as a block each.
+    nanotron goes on to the next stage after the first block that takes the matrix parameters so far, the head's among
+    them, beyond the stage's share (nanotron models/base.py and get_block_compute_costs). On Megatron-Core, models such
+    as Llama 3.1 405B (126 blocks) run with embedding and head counted as a block each.
     """
     pp = run.pp or 1
     if pp == 1:
@@ -281,9 +280,13 @@ def _stages(run: Run, model: ModelSpec, vpp: int, assumed: set[str]) -> dict[str
 
 
 def _by_parameters(model: ModelSpec, pp: int) -> dict[str, Any]:
-    block = block_params(model.runs[0].block, model.hidden)
-    share = (model.layers * block + model.vocab * model.hidden) / pp
-    ends = [min(math.ceil(share * (rank + 1) / block), model.layers) for rank in range(pp - 1)]
+    block = model.runs[0].block
+    mixer, feed = block.mixer, block.feed
+    matrices = block_params(block, model.hidden)
+    if isinstance(mixer, Attention) and isinstance(feed, FeedForward):  # without the norms
+        matrices = model.hidden * (4 * mixer.heads * mixer.head_dim + 3 * feed.ffn)
+    total = model.layers * matrices + model.vocab * model.hidden
+    ends = [min(total * (rank + 1) // (pp * matrices) + 1, model.layers) for rank in range(pp - 1)]
     per_stage = [end - start for start, end in itertools.pairwise([0, *ends, model.layers])]
     # A layout has a first, a last and equal middle stages: the widest stage and the last are kept.
     last, widest = per_stage[-1], max(per_stage[:-1])

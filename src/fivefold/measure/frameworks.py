@@ -7,10 +7,11 @@ Nothing here reads a row's performance. Defaults are those of the framework's ow
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from fivefold.layout.workload import QUANTISED
 from fivefold.measure.runs import Run
 
 
@@ -25,7 +26,10 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     kernel: the flash-attention kernel where it is not the profile's, as named in the GPU's curve.
     sequence_parallel: whether tensor parallelism brings it where that is not stated.
     pipeline_fills: a pipeline cuts the local batch into as many micro-batches as stages where none is stated.
-    changes: numbers of the profile that its recipes set otherwise.
+    recomputes_in_part: whether some of a rank's blocks are recomputed without others where a row does not say which.
+    interleaves: chunks per pipeline rank at most where they are not stated.
+    changes: numbers of the profile that its recipes set otherwise. since, newer: from that year and month on these too.
+    quantised: fields of this line that rows with 8-bit or narrower recipes have otherwise.
     precision: where not stated. grad_dtype: gradients as they are accumulated and reduced.
     overlap: "listed" where what a row that lists its overlap does not list was off, "on" for recipes that switch
         everything on, "grad" for gradients and parameters, "reduce" for gradients only, "off" for none.
@@ -43,7 +47,12 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str = ""
     sequence_parallel: bool = True
     pipeline_fills: bool = False
-    changes: dict[str, float] = {}
+    recomputes_in_part: bool = True
+    interleaves: int = 1
+    changes: dict[str, Any] = {}
+    since: str = "9999"
+    newer: dict[str, Any] = {}
+    quantised: dict[str, Any] = {}
     precision: Literal["bf16", "fp16"] = "bf16"
     grad_dtype: Literal["fp32", "bf16"] = "fp32"
     overlap: Literal["listed", "on", "grad", "reduce", "off"] = "grad"
@@ -57,6 +66,12 @@ _TRANSFORMER_ENGINE = "2022-12"
 # Megatron-LM behind a switch since 2023, from memory).
 _FLASH_USUAL = "2023-01"
 
+# Megatron-LM 3.0: gradient accumulation fused into the products, and collectives beside them (from memory).
+_FUSED_ACCUMULATION = {"wgrad_bytes": 8, "tp_beside_dgrad_hidden": 1.0}
+# Transformer Engine's cross-entropy: two kernels that read 16-bit logits, the second of which leaves their gradient in
+# place, and one that scales it (transformer_engine common/triton/cross_entropy.py, from memory).
+_FUSED_LOSS = {"loss_moved_bytes": (6.0, 4.0), "loss_bytes_per_logit": 2}
+
 FRAMEWORKS: tuple[Framework, ...] = (
     Framework(
         starts=("megatron-deepspeed", "megatron+deepspeed", "megatron deepspeed", "deepspeed megatron"),
@@ -65,9 +80,11 @@ FRAMEWORKS: tuple[Framework, ...] = (
         zero=0,
         sequence_parallel=False,
         unfused_until="9999",
+        recomputes_in_part=False,
         precision="fp16",
         overlap="off",
-        source="Megatron-DeepSpeed's GPT examples: --fp16, no --use-flash-attn (from memory)",
+        source="Megatron-DeepSpeed's GPT examples: --fp16, no --use-flash-attn, --checkpoint-activations for all "
+        "blocks or none (from memory)",
     ),
     Framework(
         starts=("hf trainer + deepspeed", "deepspeed", "zero"),
@@ -84,9 +101,14 @@ FRAMEWORKS: tuple[Framework, ...] = (
         sharded="megatron-fsdp",
         grad_dtype="bf16",
         changes={"quantised_weight_bytes": 2},
+        interleaves=12,
+        since="2025-02",
+        newer=_FUSED_LOSS,
         overlap="on",
         tuned="vendor's recipe",
-        source="NeMo and Megatron-Bridge recipes: overlaps on, grad_reduce_in_fp32=False, fp8 weights (from memory)",
+        source="NeMo and Megatron-Bridge recipes: overlaps on, grad_reduce_in_fp32=False, fp8 weights (from memory); "
+        "their pretraining recipes interleave with one to four blocks a chunk (NeMo 24.07's performance summary); "
+        "cross_entropy_fusion_impl='te' (read; since when from memory)",
     ),
     Framework(
         starts=("megatron-core",), runtime="megatron", sharded="megatron-fsdp", overlap="on", unfused_until=_FLASH_USUAL
@@ -106,7 +128,11 @@ FRAMEWORKS: tuple[Framework, ...] = (
         sharded="megatron-fsdp",
         overlap="listed",
         unfused_until=_FLASH_USUAL,
-        source="Megatron-LM arguments.py: overlaps are opt-in; its examples ask for the distributed optimizer",
+        since="2022-04",
+        newer=_FUSED_ACCUMULATION,
+        quantised={"grad_dtype": "bf16", "changes": {"quantised_weight_bytes": 2}},
+        source="Megatron-LM arguments.py: overlaps are opt-in; its examples ask for the distributed optimizer, in 8 "
+        "bit also for --fp8-param-gather and --grad-reduce-in-bf16 (examples/llama/train_llama3_8b_h100_fp8.sh)",
     ),
     Framework(starts=("primus",), runtime="megatron", stands_in=True, overlap="grad", tuned="vendor's recipe"),
     Framework(
@@ -122,6 +148,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         stands_in=True,
         zero=3,
         kernel="fa1",
+        changes={"gather_copy_bytes": 0.0, "scatter_copy_bytes": 4.0},  # FSDP1, reducing in 16 bit
         source="the tables are of 2023 and FlashAttention 1 (from memory); Composer's FSDP is FULL_SHARD",
     ),
     Framework(
@@ -133,7 +160,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         source="nanotron 0.5 and the Ultra-Scale Playbook",
     ),
     Framework(
-        starts=("maxtext", "paxml", "jax", "axlearn"),
+        starts=("maxtext", "paxml", "jax", "axlearn", "levanter", "easylm"),
         runtime="megatron-fsdp",
         sharded="megatron-fsdp",
         stands_in=True,
@@ -143,7 +170,22 @@ FRAMEWORKS: tuple[Framework, ...] = (
     ),
     Framework(starts=("colossal",), runtime="megatron", stands_in=True, zero=0),
     Framework(starts=("libai", "oneflow"), runtime="megatron", stands_in=True, zero=0, unfused_until=_FLASH_USUAL),
-    Framework(starts=("fsdp", "pytorch", "accelerate", "axolotl", "llama-factory"), runtime="torchtitan", zero=3),
+    Framework(
+        starts=("gpt-neox", "neox"),
+        runtime="deepspeed",
+        sharded="deepspeed-zero",
+        recomputes_in_part=False,
+        precision="fp16",
+        unfused_until=_FLASH_USUAL,
+        source="GPT-NeoX's configurations: Megatron's layers under DeepSpeed ZeRO-1 (from memory)",
+    ),
+    Framework(
+        starts=("fsdp", "pytorch", "accelerate", "hf ", "transformers", "axolotl", "llama-factory", "olmo", "open_lm"),
+        runtime="fsdp",
+        sharded="fsdp",
+        zero=3,
+    ),
+    Framework(starts=("litgpt", "lit-gpt", "lightning"), runtime="fsdp", sharded="fsdp", zero=3),
 )
 # A framework that no line names: its degrees say which kind of profile is nearest.
 OTHER = Framework(
@@ -154,7 +196,8 @@ OTHER = Framework(
 def framework_of(run: Run) -> Framework:
     """The line of a row's framework; OTHER where none is named."""
     name = (run.framework or "").strip().lower()
-    return next((line for line in FRAMEWORKS if name.startswith(line.starts)), OTHER)
+    line = next((line for line in FRAMEWORKS if name.startswith(line.starts)), OTHER)
+    return msgspec.structs.replace(line, **line.quantised) if run.precision_kind in QUANTISED else line
 
 
 def zero_of(run: Run, line: Framework) -> tuple[int, bool]:

@@ -47,10 +47,13 @@ def _with_layout(case: Case, layout: Layout) -> Case:
 
 
 def _least_recompute(case: Case) -> Layout:
-    """The layout with as few whole blocks recomputed per pipeline rank as fit; with none where even all do not help."""
+    """The layout with as few whole blocks recomputed per pipeline rank as fit, or all where a framework knows no less;
+    with none where it fits so."""
     layout = case.layout
     if _fits(case, [layout])[0]:
         return layout
+    if not case.recomputes_in_part:
+        return msgspec.structs.replace(layout, recompute=Recompute(kind="full"))
     per_rank = -(-case.model.layers // layout.pp)
     counts = range(layout.vpp, per_rank + 1, layout.vpp)
     some = [msgspec.structs.replace(layout, recompute=Recompute(kind="full", layers=count)) for count in counts]
@@ -64,18 +67,20 @@ def _best_micro_batch(case: Case) -> Layout:
     layout = case.layout
     share = case.work.global_batch // (case.cluster.gpus // (layout.tp * layout.cp * layout.pp))
     sizes = [2**power for power in range(_LARGEST_MICRO_BATCH.bit_length()) if share % 2**power == 0]
+    if layout.vpp > 1:  # micro-batches go in groups of pp
+        sizes = [size for size in sizes if share // size % layout.pp == 0]
     all_sizes = [msgspec.structs.replace(layout, micro_batch=size) for size in sizes]
     fitting = [one for one, fits in zip(all_sizes, _fits(case, all_sizes), strict=True) if fits]
     if not fitting:
         return layout
-    seconds = _kernel(case, fitting).step_seconds(np.arange(len(fitting)))
+    seconds = kernel_of(case, fitting).step_seconds(np.arange(len(fitting)))
     return fitting[int(seconds.argmin())]
 
 
 def _fits(case: Case, layouts: list[Layout]) -> list[bool]:
     """Whether each layout's allocations and what lies outside the allocator fit. Fragmentation is left out: these runs
     ran, and an allocator that is short of memory fragments less."""
-    kernel = _kernel(case, layouts)
+    kernel = kernel_of(case, layouts)
     rows = np.arange(len(layouts))
     needed = kernel.peak_memory(rows) + sum(kernel.outside_allocator(rows).values())
     return (needed <= case.cluster.gpu.memory_bytes).tolist()
@@ -88,7 +93,9 @@ def _check_batch(case: Case) -> None:
         )
 
 
-def _kernel(case: Case, layouts: list[Layout]) -> Kernel:
+def kernel_of(case: Case, layouts: list[Layout] | None = None) -> Kernel:
+    """The kernel of a case, for its own layout or for others. Raises Unconvertible for what cannot be priced."""
+    layouts = [case.layout] if layouts is None else layouts
     try:
         columns = Columns.from_layouts(layouts, case.cluster.gpus, case.work)
         runtime = msgspec.structs.replace(load_runtime(case.runtime), **case.changes)
@@ -135,7 +142,7 @@ def _price(case: Case, layouts: list[Layout]) -> list[Predicted]:
     """Layouts of one problem priced together."""
     for layout in layouts:
         _check_batch(_with_layout(case, layout))
-    kernel, rows = _kernel(case, layouts), np.arange(len(layouts))
+    kernel, rows = kernel_of(case, layouts), np.arange(len(layouts))
     try:
         seconds = kernel.step_seconds(rows)
         total = np.sum([np.floor(part) for part in kernel.rank_memory(rows).values()], axis=0)

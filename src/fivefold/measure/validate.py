@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from fivefold.cluster.calibration import Calibration
 from fivefold.errors import FivefoldError
 from fivefold.estimate.result import envelope
 from fivefold.measure.convert import Case, Unconvertible, convert
+from fivefold.measure.factors import with_calibration
 from fivefold.measure.predict import Predicted, choose, predict_all
 from fivefold.measure.runs import Run, RunTable, shipped_runs
 
@@ -112,10 +114,12 @@ def validate(
     *,
     sources: Sequence[str] | None = None,
     runtime: str | None = None,
+    calibration: Calibration | None = None,
 ) -> Validation:
     """Predict `runs` (default: the shipped ones) and compare.
 
     sources: keep only these id prefixes ("simumax"). runtime: predict every row under this runtime instead of its own.
+    calibration: predict with its factors; a row of a GPU or runtime that it does not hold is skipped.
     Raises FivefoldError for an unknown source or runtime.
     """
     if runs is None:
@@ -126,7 +130,8 @@ def validate(
     skipped: list[Skipped] = []
     for run in rows:
         try:
-            cases.append(choose(convert(run, runtime)))
+            case = choose(convert(run, runtime))
+            cases.append(case if calibration is None else with_calibration(case, calibration))
         except Unconvertible as reason:
             skipped.append(Skipped(id=run.id, reason=str(reason)))
     used: list[tuple[Case, Row]] = []
@@ -146,6 +151,7 @@ def validate(
             "unused_columns": list(table.unused_columns),
             "sources": None if sources is None else list(sources),
             "runtime": runtime,
+            "calibration": msgspec.to_builtins(calibration),
         },
     )
 
@@ -168,7 +174,7 @@ def _of_sources(rows: tuple[Run, ...], sources: Sequence[str] | None) -> tuple[R
 
 def _row(case: Case, found: Predicted) -> Row:
     run, seconds = case.run, found.seconds
-    predicted_bytes = _comparable_bytes(run, found)
+    predicted_bytes = comparable_bytes(run, found)
     measured_s, measured_bytes = run.measured_s, run.measured_bytes
     return Row(
         id=run.id,
@@ -188,7 +194,7 @@ def _row(case: Case, found: Predicted) -> Row:
     )
 
 
-def _comparable_bytes(run: Run, found: Predicted) -> int:
+def comparable_bytes(run: Run, found: Predicted) -> int:
     """The predicted number of the kind that was measured."""
     if run.mem_kind == "reserved":
         return found.reserved_bytes - found.outside_bytes

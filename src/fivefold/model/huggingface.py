@@ -6,14 +6,15 @@ run. Whatever could change the model and is not understood is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fivefold.errors import FivefoldError, UnknownModelTypeError
-from fivefold.model.families import FAMILIES, Family, Reader
+from fivefold.model.families import FAMILIES, NOT_READ, Family, Reader
+from fivefold.model.families.nested import IMAGES, NESTED, TEXT, Nested, text_config
 from fivefold.model.spec import BlockRun, ModelSpec
 
 # The largest published configuration we know of (with long id2label maps) stays under 100 kB.
@@ -41,11 +42,17 @@ def read_config(
         raw, where = dict(config), source or "config"
         if not all(isinstance(key, str) for key in raw):
             raise FivefoldError(f"{where}: every key must be a string", code="bad-config-file", option="MODEL")
+    nested, file = _nested(raw), where
+    if nested is not None:
+        raw, where = text_config(raw, nested, where), f"{where}: {TEXT}"
     family = _family(raw, where)
     _check_architecture(raw, family, where)
+    raw, spelled = _plain_keys(raw, family, where)
     _check_keys(raw, family, where)
-    spec = family.read(Reader(raw, family, name or family.model_type, source or where))
-    return _with_mtp(spec, mtp, where)
+    spec = family.read(Reader(raw, family, name or family.model_type, source or file, spelled))
+    if nested is not None:
+        spec = msgspec.structs.replace(spec, peculiar=(*spec.peculiar, IMAGES))
+    return _with_mtp(spec, mtp)
 
 
 def first_layers(model: ModelSpec, layers: int) -> ModelSpec:
@@ -105,7 +112,27 @@ def _load(path: Path) -> dict[str, Any]:
         raise _bad_file(path, f"is not JSON: {failure}") from failure
     if not isinstance(raw, dict):
         raise _bad_file(path, "holds no JSON object at its top")
+    _check_repeated(data, path)
     return raw
+
+
+def _check_repeated(data: bytes, path: Path) -> None:
+    """Refuse a table that gives one key twice: readers of JSON differ in which of the two they take."""
+    import json  # msgspec, which is quicker, keeps the last without a word
+
+    def pairs(items: list[tuple[str, Any]]) -> None:
+        seen: set[str] = set()
+        for key, _ in items:
+            if key in seen:
+                raise _bad_file(path, f"gives the key {key[:80]!r} more than once: leave one")
+            seen.add(key)
+
+    try:
+        json.loads(data, object_pairs_hook=pairs)
+    except (ValueError, RecursionError) as failure:
+        if isinstance(failure, FivefoldError):
+            raise
+        raise _bad_file(path, f"is not JSON: {failure}") from failure
 
 
 def _bad_file(path: Path, problem: str) -> FivefoldError:
@@ -117,7 +144,16 @@ def _family(raw: Mapping[str, Any], where: str) -> Family:
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is not None:
         return family
-    supported = sorted(FAMILIES)
+    supported = sorted({*FAMILIES, *NESTED})
+    if isinstance(model_type, str) and model_type in NOT_READ:
+        raise UnknownModelTypeError(
+            f"{where}: model_type {model_type!r} is not read: {NOT_READ[model_type]}; "
+            f"supported: {', '.join(supported)}",
+            code="unknown-model-type",
+            option=f"{where}: model_type",
+            value=model_type,
+            legal=supported,
+        )
     given = "is missing" if model_type is None else f"{str(model_type)[:80]!r} is not one that can be read exactly"
     raise UnknownModelTypeError(
         f"{where}: model_type {given}; supported: {', '.join(supported)}",
@@ -128,10 +164,15 @@ def _family(raw: Mapping[str, Any], where: str) -> Family:
     )
 
 
+def _nested(raw: Mapping[str, Any]) -> Nested | None:
+    model_type = raw.get("model_type")
+    return NESTED.get(model_type) if isinstance(model_type, str) else None
+
+
 def _check_architecture(raw: Mapping[str, Any], family: Family, where: str) -> None:
     """A classifier or a bare encoder of the same model_type has another head, so other parameters."""
     given = raw.get("architectures")
-    if given is None or given == [family.architecture]:
+    if given is None or given in [[name] for name in (family.architecture, *family.other_architectures)]:
         return
     raise FivefoldError(
         f"{where}: architectures = {str(given)[:80]} is not read: only the language model with its head, "
@@ -141,6 +182,42 @@ def _check_architecture(raw: Mapping[str, Any], family: Family, where: str) -> N
         value=given,
         legal=[family.architecture],
     )
+
+
+def _plain_keys(raw: Mapping[str, Any], family: Family, where: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The configuration with tables laid flat ("table.key") and aliases under the family's own keys, and for the latter
+    the spelling that the file has."""
+    plain: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    for key, value in _flat(raw, family, where):
+        own = family.aliases.get(key, key)
+        if own in plain and plain[own] != value:
+            raise FivefoldError(
+                f"{where}: {spelled.get(own, own)} = {str(plain[own])[:60]} and {key} = {str(value)[:60]} are two "
+                "spellings of one number: leave one out",
+                code="bad-config-value",
+                option=f"{where}: {key}",
+                value=value,
+            )
+        plain[own] = value
+        if own != key:
+            spelled[own] = key
+    return family.defaults | plain, spelled
+
+
+def _flat(raw: Mapping[str, Any], family: Family, where: str) -> Iterator[tuple[str, Any]]:
+    for key, value in raw.items():
+        if key not in family.tables or value is None:
+            yield key, value
+        elif isinstance(value, dict):
+            yield from ((f"{key}.{inner}", each) for inner, each in value.items())
+        else:
+            raise FivefoldError(
+                f"{where}: {key} = {str(value)[:60]}: must be a table",
+                code="bad-config-value",
+                option=f"{where}: {key}",
+                value=value,
+            )
 
 
 def _check_keys(raw: Mapping[str, Any], family: Family, where: str) -> None:
@@ -197,12 +274,12 @@ def close_matches(word: str, words: Iterable[str]) -> list[str]:
     return get_close_matches(word[:80], sorted(words), n=3, cutoff=0.6)
 
 
-def _with_mtp(spec: ModelSpec, mtp: bool, where: str) -> ModelSpec:
+def _with_mtp(spec: ModelSpec, mtp: bool) -> ModelSpec:
     if not mtp:
         return msgspec.structs.replace(spec, mtp=0)
     if spec.mtp == 0:
         raise FivefoldError(
-            f"{where}: mtp was asked for, but {spec.name} states no multi-token-prediction module "
+            f"mtp was asked for, but the configuration of {spec.name} states no multi-token-prediction module "
             "(num_nextn_predict_layers)",
             code="no-mtp",
             option="mtp",

@@ -10,13 +10,32 @@ from fivefold.runtime.deepspeed import PROFILE as DEEPSPEED
 from fivefold.runtime.deepspeed import SHARDED as DEEPSPEED_ZERO
 from fivefold.runtime.fivefold import BY_DEVICE as FIVEFOLD_BY_DEVICE
 from fivefold.runtime.fivefold import PROFILE as FIVEFOLD
+from fivefold.runtime.fsdp import ACCELERATE, FSDP1
+from fivefold.runtime.fsdp import PROFILE as FSDP
 from fivefold.runtime.megatron import PROFILE as MEGATRON
 from fivefold.runtime.megatron_fsdp import PROFILE as MEGATRON_FSDP
+from fivefold.runtime.megatron_older import ERA_2023, ERA_2024
+from fivefold.runtime.nanotron import MAIN as NANOTRON_MAIN
 from fivefold.runtime.nanotron import PROFILE as NANOTRON
 from fivefold.runtime.profile import Profile
+from fivefold.runtime.torchtitan import MAIN as TORCHTITAN_MAIN
 from fivefold.runtime.torchtitan import PROFILE as TORCHTITAN
 
-PROFILES: tuple[Profile, ...] = (MEGATRON, TORCHTITAN, FIVEFOLD, MEGATRON_FSDP, NANOTRON, DEEPSPEED, DEEPSPEED_ZERO)
+# The profile that a name alone means.
+PROFILES: tuple[Profile, ...] = (
+    MEGATRON,
+    TORCHTITAN,
+    FIVEFOLD,
+    MEGATRON_FSDP,
+    NANOTRON,
+    DEEPSPEED,
+    DEEPSPEED_ZERO,
+    FSDP,
+    ACCELERATE,
+    FSDP1,
+)
+# Profiles of further versions, which only a version asks for.
+OTHER_VERSIONS: tuple[Profile, ...] = (ERA_2024, ERA_2023, TORCHTITAN_MAIN, NANOTRON_MAIN)
 _BY_NAME = {name: profile for profile in PROFILES for name in (profile.name, *profile.aliases)}
 # Of runtimes that keep different things on different devices, the profile of each; the first is the usual one.
 _BY_DEVICE: dict[str, dict[str, Profile]] = {FIVEFOLD.name: FIVEFOLD_BY_DEVICE}
@@ -71,17 +90,33 @@ def load_runtime(name: str) -> Profile:
             legal=sorted(_BY_NAME),
         )
     devices = _BY_DEVICE.get(profile.name, {})
-    if asked.version is not None and not _covers(profile, asked.version):
-        names = f" It can be followed by a device instead: {', '.join(devices)}." if devices else ""
-        raise FivefoldError(
-            f"The {profile.name} profile describes versions {profile.versions}; '{asked.version}' is not modelled. "
-            f"Leave out the version to plan for {profile.versions}.{names}",
-            code="unknown-runtime-version",
-            option="--runtime",
-            value=name,
-            legal=[profile.versions, *devices],
-        )
+    if asked.version is not None:
+        eras = profiles_of(profile.name)
+        covering = next((era for era in eras if _covers(era, asked.version)), None)
+        if covering is None:
+            raise _unknown_version(profile, eras, name, asked.version, devices)
+        profile = covering
     return devices[asked.device] if asked.device is not None else profile
+
+
+def profiles_of(name: str) -> tuple[Profile, ...]:
+    """Every profile of one runtime, by its name: the one that the name alone means, then those of other versions."""
+    return tuple(profile for profile in (*PROFILES, *OTHER_VERSIONS) if profile.name == name)
+
+
+def _unknown_version(
+    profile: Profile, eras: tuple[Profile, ...], name: str, version: str, devices: dict[str, Profile]
+) -> FivefoldError:
+    ranges = "; ".join(era.versions for era in eras)
+    names = f" It can be followed by a device instead: {', '.join(devices)}." if devices else ""
+    return FivefoldError(
+        f"The profiles of {profile.name} describe versions {ranges}; '{version}' is not modelled. "
+        f"Leave out the version to plan for {profile.versions}.{names}",
+        code="unknown-runtime-version",
+        option="--runtime",
+        value=name,
+        legal=[*(era.versions for era in eras), *devices],
+    )
 
 
 def _covers(profile: Profile, version: str) -> bool:
@@ -95,11 +130,13 @@ def _covers(profile: Profile, version: str) -> bool:
 __all__ = [
     "FIVEFOLD",
     "MEGATRON",
+    "OTHER_VERSIONS",
     "PROFILES",
     "TORCHTITAN",
     "Asked",
     "Profile",
     "load_runtime",
     "parse_runtime",
+    "profiles_of",
     "runtimes",
 ]

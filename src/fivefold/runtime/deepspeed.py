@@ -1,5 +1,5 @@
-"""Megatron-DeepSpeed, and Megatron-LM before Transformer Engine (2020 to 2022): modules of plain PyTorch with a few
-fused kernels, gradients added to the accumulator by a kernel of their own."""
+"""DeepSpeed: Megatron-DeepSpeed, and Megatron-LM before Transformer Engine (2020 to 2022), whose modules are plain
+PyTorch with a few fused kernels and add gradients to the accumulator by a kernel; and ZeRO 2 and 3, with AutoTP."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ PROFILE = replace(
     oldest=(0, 5),
     newest=(0, 18),
     aliases=("megatron-deepspeed",),
+    other_zero_stages="ZeRO 2 and 3 are --runtime deepspeed-zero.",
     optimizers=("adamw",),
     precisions=("bf16", "fp16"),
     schedules=("1f1b",),
     attention_kernels=("fa2",),
     norms_fused_into_linears=False,
     fp8_saves_inputs=False,
+    fused_glu=False,
     cached_wgrad_buffers=False,
     head_wgrad_placeholder=False,
     wgrad_bytes=12,
@@ -39,6 +41,7 @@ PROFILE = replace(
         "schedules": "DeepSpeed runtime/pipe/schedule.py: TrainSchedule is 1F1B",
         "attention_kernels": "from memory: --use-flash-attn calls the flash-attn package",
         "fp8_saves_inputs": "no fp8",
+        "fused_glu": "from memory: its SwiGLU is PyTorch's silu and product",
         "loss_moved_bytes": (
             "Megatron-LM mpu/cross_entropy.py, from memory: one fp32 PyTorch kernel each for cast, maximum, "
             "subtraction, exponential, sum and division; scaling and cast backward"
@@ -62,17 +65,34 @@ SHARDED = replace(
     versions="0.5 to 0.18",
     oldest=(0, 5),
     newest=(0, 18),
-    aliases=("zero-3",),
+    aliases=("zero-3", "deepspeed-autotp"),
+    other_zero_stages="ZeRO 0 and 1 are --runtime deepspeed.",
     optimizers=("adamw",),
     precisions=("bf16", "fp16"),
     checkpoint_stops_early=False,
+    sharded_weight_bytes=2,
+    unfused_norms=True,
+    norms_kept_fp32=True,
     selective_by_operation=False,
+    sharded_loss_bytes_per_logit=0,
+    gathered_inputs_kept=False,
+    pipeline_keeps_whole_gradients=False,
+    gather_copy_bytes=0,
+    scatter_copy_bytes=4,
     tp_overlap_hidden=0.0,
     launch_host_s=0.9e-4,
     sources={
         **TORCHTITAN.sources,
         "weight_bytes": "Rajbhandari et al. 2020, section 5.3: parameters stay sharded, the gathered copy is 16-bit",
+        "sharded_weight_bytes": (
+            "DeepSpeed's estimate_zero3_model_states_mem_needs: 18 bytes per parameter over the ranks (1.08 GB for 60M "
+            "parameters on one), so 16-bit parts beside the fp32 ones"
+        ),
+        "unfused_norms": "it trains transformers' models as they are: LlamaRMSNorm, apply_rotary_pos_emb (from memory)",
+        "norms_kept_fp32": "likewise",
         "prefetch_blocks": "DeepSpeed documentation: stage3_prefetch_bucket_size gathers ahead of use",
+        "gather_copy_bytes": "from memory: parameters are views of the gathered buffer",
+        "scatter_copy_bytes": "from memory: each gradient is copied into the bucket that is reduced",
         "checkpoint_stops_early": "from memory: DeepSpeed's own checkpointing recomputes whole blocks",
         "tp_overlap_hidden": "no such switch",
         "launch_host_s": _LAUNCH,

@@ -15,6 +15,7 @@ PROFILE = Profile(
     optimizers=("adamw", "sgd", "muon"),
     precisions=("bf16", "fp16", "fp8", "mxfp8", "nvfp4"),
     zero_stages=(0, 1),
+    other_zero_stages="Stages 2 and 3 are --runtime megatron-fsdp.",
     schedules=("1f1b", "interleaved"),
     attention_kernels=("cudnn",),
     vocab_multiple=128,
@@ -39,6 +40,7 @@ PROFILE = Profile(
     step_overhead_s=0.008,
     micro_batch_overhead_s=0.0,
     launch_host_s=1.25e-4,
+    group_launch_host_s=1e-5,
     time_spread=0.10,
     tie_spread=0.04,
     sources={
@@ -72,6 +74,9 @@ PROFILE = Profile(
         "launch_host_s": (
             "fit: steps of Megatron-LM's functional tests (12 blocks of hidden 512, tp 1 to 4, H100); agrees with the "
             "5 ms a block of one node's runs at tp 8"
+        ),
+        "group_launch_host_s": (
+            "from memory: Transformer Engine's grouped linear calls cuBLAS once per expert, about 10 us"
         ),
         "time_spread": "80% of 263 runs of Megatron, NeMo and Megatron-Bridge lie within 9% (docs/accuracy.md)",
         "tie_spread": "median error of the ratio of two layouts of one problem; 80% lie within 7.8% (docs/accuracy.md)",

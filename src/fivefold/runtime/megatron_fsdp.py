@@ -14,6 +14,7 @@ PROFILE = replace(
     sharding="fully_sharded",
     weight_bytes=0,
     zero_stages=(2, 3),
+    other_zero_stages="Stages 0 and 1 are --runtime megatron.",
     cached_wgrad_buffers=False,
     grad_buckets=0,
     prefetch_blocks=1,

@@ -16,6 +16,7 @@ PROFILE = replace(
     optimizers=("adamw",),
     precisions=("bf16",),
     zero_stages=(0, 1),
+    other_zero_stages="",
     schedules=("afab", "1f1b"),
     attention_kernels=("fa2",),
     vocab_multiple=1,
@@ -24,11 +25,16 @@ PROFILE = replace(
     fused_glu=False,
     cached_wgrad_buffers=False,
     head_wgrad_placeholder=False,
-    loss_bytes_per_logit=14,
+    loss_bytes_per_logit=8,
+    rotated_keys_copied=True,
+    replica_bucket_bytes=2,
+    micro_batch_grad_bytes=2,
     loss_moved_bytes=(38, 14),
     wgrad_bytes=12,
     grad_buckets=0,
     tp_beside_dgrad_hidden=1.0,
+    tp_beside_wgrad_hidden=1.0,
+    fragmentation=0.2,
     tp_overlap_hidden=0.5,
     ep_overlap_hidden=0.0,
     launch_host_s=0.9e-4,
@@ -39,15 +45,31 @@ PROFILE = replace(
         "schedules": "nanotron parallel/pipeline_parallel/engine.py: AllForwardAllBackward, OneForwardOneBackward",
         "attention_kernels": "nanotron calls the flash-attn package, version 2 (from memory)",
         "fp8_saves_inputs": "fp8 is not in its released trainer (from memory)",
-        "loss_bytes_per_logit": "from memory: bf16 logits, cast to fp32 whole, exponentials and gradient in fp32",
+        "loss_bytes_per_logit": (
+            "nanotron models/llama.py and parallel/tensor_parallel/functional.py: fp32 logits beside the fp32 softmax, "
+            "which becomes its own gradient in place"
+        ),
+        "rotated_keys_copied": "nanotron models/llama.py: keys and values are concatenated anew and rotated there",
+        "replica_bucket_bytes": "nanotron trainer.py: DistributedDataParallel around bf16 parameters without ZeRO",
+        "micro_batch_grad_bytes": (
+            "nanotron optim/gradient_accumulator.py: bf16 gradients are added to the fp32 ones after the whole backward"
+        ),
         "loss_moved_bytes": "from memory: sharded fp32 cross-entropy, one PyTorch kernel an operation, as deepspeed",
         "wgrad_bytes": "FP32GradientAccumulator adds each bf16 gradient to an fp32 buffer after backward made it",
         "tp_overlap_hidden": "from memory: tp_linear_async_communication gathers beside a part of the product",
-        "tp_beside_dgrad_hidden": "as megatron, of whose layers these are a copy",
+        "tp_beside_dgrad_hidden": (
+            "nanotron parallel/tensor_parallel/functional.py: column-parallel layers gather beside dgrad"
+        ),
+        "tp_beside_wgrad_hidden": "the same file: and scatter beside wgrad, for which it waits last",
         "tp_in_step": "as megatron: the same links and library",
         "workspace_bytes": "as megatron: the same libraries",
-        "fragmentation": "as megatron",
+        "fragmentation": (
+            "fit: the largest micro-batches of the Ultra-Scale Playbook's tensor-parallel runs (ten of 3.57B), without "
+            "expandable segments and with tensors that communication streams hold on to"
+        ),
         "launch_host_s": "as deepspeed: modules of plain PyTorch",
         "time_spread": "as torchtitan: plain PyTorch",
     },
 )
+# The main branch of April 2026 (2411b022): ring attention for Qwen2 models; what it keeps and moves is the same.
+MAIN = replace(PROFILE, versions="2026.4 to 2026.12 (the main branch, by month)", oldest=(2026, 4), newest=(2026, 12))

@@ -36,6 +36,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         parameters, gradients and states and gathers one block at a time (FSDP2); "buckets" is fivefold's: flat buckets
         of parameters under ZeRO-0 to 2, one gathered unit per block under ZeRO-3.
     weight_bytes: resident bytes of one low-precision parameter; 0 where only fp32 shards are resident.
+    other_zero_stages: where the framework has stages beyond zero_stages, the sentence that names their profile.
     schedules: pipeline schedules that it runs.
     device_tensors: where what is saved differs from the same runtime's on a CPU.
     attention_kernels: flash-attention kernels in order of preference, as named in the GPU's compute curve; where it has
@@ -47,11 +48,25 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     its
         input.
     attention_state_bytes: what flash attention saves once per call beside its log-sum-exp.
+    norms_kept_fp32: an RMSNorm keeps its input in fp32 and the normalised value, instead of its input alone.
+    sharded_weight_bytes: resident bytes of one parameter's 16-bit shard beside the fp32 one (fully_sharded, ZeRO-3).
     fused_glu: the gate's activation and product are one kernel that saves only its two inputs.
     cached_wgrad_buffers: the runtime keeps one low-precision placeholder per distinct weight shape as the
         gradient that it hands to autograd while the true one is accumulated in fp32 elsewhere.
     head_wgrad_placeholder: likewise for the output head, allocated during its backward only.
     loss_bytes_per_logit: bytes per logit alive at the worst moment of the loss.
+    sharded_loss_bytes_per_logit: the same where tensor parallelism shards the vocabulary; 0: no different.
+    gathered_inputs_kept: what sequence parallelism gathers for a linear layer is kept whole for backward, instead of
+        being gathered again.
+    tokens_sent_once: of the experts that a token goes to, those of one rank get it in one copy, and the kernel that
+        sends it also puts it in their order (DeepEP and Hybrid-EP).
+    gather_copy_bytes, scatter_copy_bytes: per parameter of a fully sharded unit, moved beside compute's own kernels to
+        lay out what a gather brought, and what a scatter takes.
+    unfused_norms: RMS norms and rotary embeddings run as one fp32 kernel per operation.
+    rotated_keys_copied: keys and values are rotated in a copy, while the projection's output stays.
+    replica_bucket_bytes: per parameter, of gradient buckets beside the gradients where replicas share nothing (ZeRO-0).
+    micro_batch_grad_bytes: per parameter, of one micro-batch's own gradients, which stay until its backward ends.
+    pipeline_keeps_whole_gradients: fully sharded with a pipeline, gradients are whole until a step's last backward.
     expert_first_dim_padding: rows that each expert's batch is padded to.
     workspace_bytes: what libraries take inside the caching allocator (cuBLAS workspaces and the like).
     context_bytes: driver context and kernels, outside the allocator.
@@ -80,6 +95,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     loss_moved_bytes: bytes moved per logit by the loss, forward and backward.
     launch_host_s: host work per operation of a ledger that is launched one by one; a block takes no less than its
         operations times this, because the GPU waits for them. 0 where graphs are replayed or it was not measured.
+    group_launch_host_s: the same for each further group of a grouped product, which is launched group by group.
     time_spread: half-width of the 80% interval of the step time, relative.
     tie_spread: median error of the ratio of two layouts' times on one problem; errors that both share cancel. Layouts
         nearer than this are ties: their order is as likely wrong as right.
@@ -124,11 +140,25 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     step_overhead_s: float
     micro_batch_overhead_s: float
     selective_by_operation: bool = False
+    other_zero_stages: str = ""
+    norms_kept_fp32: bool = False
+    sharded_weight_bytes: int = 0
     grad_bucket_growth: int = 1_000_000
+    sharded_loss_bytes_per_logit: int = 0
+    gathered_inputs_kept: bool = False
+    tokens_sent_once: bool = False
+    gather_copy_bytes: float = 0.0
+    scatter_copy_bytes: float = 0.0
+    unfused_norms: bool = False
+    rotated_keys_copied: bool = False
+    replica_bucket_bytes: int = 0
+    micro_batch_grad_bytes: int = 0
+    pipeline_keeps_whole_gradients: bool = False
     wgrad_bytes: float = 8
     quantised_weight_bytes: float = 4
     loss_moved_bytes: tuple[float, float] = (18, 14)
     launch_host_s: float = 0.0
+    group_launch_host_s: float = 0.0
     time_spread: float
     tie_spread: float
     sources: dict[str, str]

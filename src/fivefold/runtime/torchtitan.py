@@ -1,4 +1,9 @@
-"""PyTorch FSDP2 (`fully_shard`) as torchtitan and accelerate apply it: eager, one group per block."""
+"""torchtitan: PyTorch FSDP2 (`fully_shard`), eager, one group per block. The release 0.2, and the main branch since the
+models were rewritten in 2026 (read at b5bcd76c6), which is named by year and month: torchtitan@2026.8."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
 
 from fivefold.runtime.profile import Profile
 
@@ -9,7 +14,7 @@ PROFILE = Profile(
     versions="0.2 with PyTorch 2.9 to 2.13",
     oldest=(0, 2),
     newest=(0, 2),
-    aliases=("fsdp", "fsdp2"),
+    aliases=(),
     sharding="fully_sharded",
     weight_bytes=0,
     optimizers=("adamw", "sgd", "adafactor", "muon", "adamw8bit"),
@@ -24,6 +29,11 @@ PROFILE = Profile(
     cached_wgrad_buffers=False,
     head_wgrad_placeholder=False,
     loss_bytes_per_logit=14,
+    sharded_loss_bytes_per_logit=16,
+    gathered_inputs_kept=True,
+    gather_copy_bytes=4,
+    scatter_copy_bytes=6,
+    pipeline_keeps_whole_gradients=True,
     workspace_bytes=60 * _MIB,
     context_bytes=640 * _MIB,
     nccl_bytes_per_group=128 * _MIB,
@@ -59,6 +69,16 @@ PROFILE = Profile(
             "PyTorch documentation, fully_shard: the next block is gathered while the current one computes"
         ),
         "loss_bytes_per_logit": "eager cross-entropy: bf16 logits, fp32 copy, fp32 log-softmax and fp32 gradient",
+        "sharded_loss_bytes_per_logit": (
+            "PyTorch distributed/tensor/parallel/loss.py: in backward fp32 log-softmax, its gradient before and after "
+            "the softmax is added, and the product with the loss's gradient"
+        ),
+        "gathered_inputs_kept": "DTensor layers keep the replicated input that autograd saw",
+        "gather_copy_bytes": "PyTorch foreach_all_gather_copy_out: 16-bit parameters, read and written",
+        "scatter_copy_bytes": "PyTorch foreach_reduce_scatter_copy_in: 16-bit gradients read, fp32 written",
+        "pipeline_keeps_whole_gradients": (
+            "PyTorch FSDPParam.to_accumulated_grad_if_needed: without synchronisation, whole gradients in reduce_dtype"
+        ),
         "workspace_bytes": "as megatron: the same libraries",
         "fragmentation": "from memory: reserved over allocated of eager FSDP2 runs",
         "context_bytes": "from memory: CUDA context with loaded kernels on H100, about 0.5 to 0.7 GiB",
@@ -77,3 +97,5 @@ PROFILE = Profile(
         "tie_spread": "as megatron",
     },
 )
+# The main branch counts tokens instead of sequences since August; what it keeps and moves is the same.
+MAIN = replace(PROFILE, versions="2026.3 to 2026.12 (the main branch, by month)", oldest=(2026, 3), newest=(2026, 12))

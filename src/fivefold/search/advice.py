@@ -11,7 +11,7 @@ import numpy as np
 from fivefold.cluster import Cluster
 from fivefold.estimate import Estimate, Problem
 from fivefold.estimate.estimate import rule_context
-from fivefold.layout import dp_headroom, unusual
+from fivefold.layout import Offload, dp_headroom, unusual
 from fivefold.layout.rules import violations
 from fivefold.search.words import gigabytes
 
@@ -27,6 +27,13 @@ def missing_memory(problem: Problem, nearest: Estimate) -> str:
     if memory is None:
         return ""
     over = memory.reserved_bytes - memory.capacity_bytes
+    if over <= 0 and memory.host_bytes is not None:
+        room = memory.host_capacity_bytes or 0
+        return (
+            f"{problem.model.name} does not fit the host memory: with --offload {problem.work.offload.words} a node "
+            f"needs {gigabytes(memory.host_bytes)}, and it has {gigabytes(room)}: "
+            f"{gigabytes(memory.host_bytes - room)} are missing. More nodes share it, a smaller share needs less."
+        )
     largest = ", ".join(f"{tensor.name} {gigabytes(tensor.bytes)}" for tensor in memory.largest[:3])
     return (
         f"{problem.model.name} does not fit: the smallest layout needs {gigabytes(memory.reserved_bytes)} on each GPU "
@@ -51,6 +58,9 @@ def changes_that_fit(problem: Problem, fits: Any, least_bytes: float) -> tuple[s
     shorter = _shorter_sequence(problem, fits)
     if shorter is not None:
         out.append(f"Shorten sequences to {shorter} tokens (--seq {shorter}).")
+    offloaded = _offloaded(problem, fits)
+    if offloaded is not None:
+        out.append(f"Keep it in host memory (--offload {offloaded}), which costs time.")
     lighter = _lighter_optimizer(problem, fits)
     if lighter is not None:
         out.append(f"Use a lighter optimizer (--optimizer {lighter}).")
@@ -94,6 +104,20 @@ def _shorter_sequence(problem: Problem, fits: Any) -> int | None:
         work = replace(problem.work, seq_len=seq)
         if fits(Problem(problem.model, problem.cluster, work, problem.runtime)):
             return seq
+    return None
+
+
+# From the least that is moved: FSDP moves all or nothing, Megatron has no parameters to move.
+_OFFLOADS = (Offload(optimizer=1), Offload(optimizer=1, parameters=1))
+
+
+def _offloaded(problem: Problem, fits: Any) -> str | None:
+    if problem.work.offload.anything or problem.cluster.host_memory_bytes is None:
+        return None
+    for offload in _OFFLOADS:
+        work = replace(problem.work, offload=offload)
+        if fits(Problem(problem.model, problem.cluster, work, problem.runtime)):
+            return offload.words
     return None
 
 

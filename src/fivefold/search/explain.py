@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from fivefold.errors import FivefoldError
 from fivefold.estimate import Estimate, Problem
 from fivefold.estimate.result import Parts
+from fivefold.layout import Offload
 from fivefold.layout.layout import CHUNKS, SPLIT_BACKWARD, Layout, Recompute
 from fivefold.layout.stages import resolve
 from fivefold.search.playbook import follow_playbook
@@ -21,12 +23,13 @@ replace = msgspec.structs.replace
 # The axis in `traffic` whose link each dimension loads.
 _TRAFFIC_AXIS = {"tp": "tp", "cp": "cp", "pp": "pp", "vpp": "pp", "ep": "ep", "etp": "etp", "zero": "dp", "dp": "dp"}
 # Another number of stages gives up what was chosen for this one.
-_EVEN_STAGES: dict[str, Any] = {
+EVEN_STAGES: dict[str, Any] = {
     "first_stage_layers": None,
     "last_stage_layers": None,
     "account_for_embedding": False,
     "account_for_loss": False,
 }
+_PLAIN_DISPATCH: dict[str, Any] = {"moe_dispatcher": "alltoall"}
 _UNUSED: dict[str, Any] = {"tp": 1, "cp": 1, "pp": 1, "vpp": 1, "ep": 1, "etp": 1, "dp_replicate": 1}
 
 
@@ -69,7 +72,20 @@ def dimensions(problem: Problem, runtime: str, best: Layout, estimate: Estimate)
     for axis, value, variants in removals:
         outcomes = [next(priced) for _ in variants]
         effects.append(_effect(axis, value, outcomes, estimate))
-    return tuple(effects)
+    return (*effects, *_of_the_work(problem, runtime, best, estimate))
+
+
+def _of_the_work(problem: Problem, runtime: str, best: Layout, estimate: Estimate) -> Iterator[DimensionEffect]:
+    """The options that are the workload's and not the layout's, each against the same layout without it."""
+    work = problem.work
+    for axis, value, without in (
+        ("offload", work.offload.words, {"offload": Offload()} if work.offload.anything else None),
+        ("moe_dispatcher", work.moe_dispatcher, _PLAIN_DISPATCH if work.moe_dispatcher != "alltoall" else None),
+        ("cuda_graphs", True, {"cuda_graphs": False} if work.cuda_graphs else None),
+    ):
+        if without is not None:
+            changed = Problem(problem.model, problem.cluster, replace(work, **without), problem.runtime)
+            yield _effect(axis, value, price_all(changed, runtime, [best]), estimate)
 
 
 def _removals(problem: Problem, best: Layout) -> list[tuple[str, Any, list[Layout]]]:
@@ -81,7 +97,7 @@ def _removals(problem: Problem, best: Layout) -> list[tuple[str, Any, list[Layou
             continue
         changes: dict[str, Any] = {axis: unused}
         if axis == "pp":
-            changes |= {"vpp": 1, "schedule": None, **_EVEN_STAGES}
+            changes |= {"vpp": 1, "schedule": None, **EVEN_STAGES}
         if axis == "vpp":
             changes["schedule"] = None
         if axis == "tp":
@@ -133,6 +149,8 @@ def _effect(axis: str, value: Any, outcomes: list[Priced], estimate: Estimate) -
 
 def _level(estimate: Estimate, axis: str) -> str:
     """The link that an axis crosses, by its largest traffic."""
+    if axis == "offload":
+        return "host link"
     rows = [row for row in estimate.traffic if row.axis == _TRAFFIC_AXIS.get(axis)]
     return max(rows, key=lambda row: row.bytes_sent_per_rank).level if rows else "none"
 
@@ -165,7 +183,7 @@ def _steps(problem: Problem, best: Layout) -> list[tuple[str, Layout]]:
             if name == "tp":
                 changes |= {"sequence_parallel": None, "etp": 1 if best.etp == 1 else new}
             if name == "pp":
-                changes |= _EVEN_STAGES
+                changes |= EVEN_STAGES
                 changes |= {"vpp": 1, "schedule": None} if new == 1 else {}
             out.append((f"{name} {value} -> {new}", replace(best, **changes)))
     out += _schedule_steps(problem, best)
@@ -215,8 +233,12 @@ def _neighbour(change: str, outcome: Priced, estimate: Estimate, problem: Proble
         return Neighbour(**base, reason="rule", delta_s=None, over_bytes=None, stage=None, message=outcome.broken)
     delta = (outcome.seconds or 0.0) - seconds
     if not outcome.fits:
-        over = (outcome.reserved_bytes or 0) - problem.cluster.gpu.memory_bytes
-        message = f"needs {gigabytes(over)} more than the GPU has, on stage {outcome.stage}"
+        over = max((outcome.reserved_bytes or 0) - problem.cluster.gpu.memory_bytes, 0)
+        message = (
+            "needs more host memory than a node has"
+            if not over
+            else f"needs {gigabytes(over)} more than the GPU has, on stage {outcome.stage}"
+        )
         return Neighbour(**base, reason="memory", delta_s=delta, over_bytes=over, stage=outcome.stage, message=message)
     if delta >= 0:
         message = f"{duration(delta)} slower per step ({percent(delta, seconds)})"

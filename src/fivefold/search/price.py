@@ -51,8 +51,9 @@ def price_all(problem: Problem, runtime: str, layouts: list[Layout]) -> list[Pri
         peak = kernel.peak_memory(rows)
         reserved = kernel.reserved(rows, peak)
         stage = kernel.peak_stage(rows)
+        room = kernel.fits(rows, reserved)
         for at, i in enumerate(good.tolist()):
-            fits = bool(reserved[at] <= problem.cluster.gpu.memory_bytes)
+            fits = bool(room[at])
             out[i] = Priced(
                 layouts[i], None, float(seconds[at]), int(peak[at]), int(reserved[at]), int(stage[at]), fits
             )

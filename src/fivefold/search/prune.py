@@ -90,7 +90,7 @@ def _priced(problem: Problem, columns: Columns) -> tuple[np.ndarray, np.ndarray]
     kernel = Kernel(problem, columns)
     rows = np.arange(len(columns))
     reserved = kernel.reserved(rows, kernel.peak_memory(rows))
-    rows = rows[reserved <= problem.cluster.gpu.memory_bytes]
+    rows = rows[kernel.fits(rows, reserved)]
     return kernel.step_seconds(rows) if len(rows) else np.zeros(0), reserved[rows]
 
 

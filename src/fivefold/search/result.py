@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from fivefold.estimate.result import Estimate, Parts, envelope
-from fivefold.layout.workload import Workload
+from fivefold.search.budget import Budget, budget_of
 
 Objective = Literal["tokens_per_s", "gpus", "memory", "time", "cost"]
 
@@ -77,25 +77,24 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[Limit, ...]
 
 
-class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """Time and cost of a token budget with the first plan. cost is in the currency of the price, None without one."""
+class CountRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A number of GPUs and what the best layout on it takes for the token budget.
 
-    tokens: float
-    seconds: float
-    gpu_hours: float
+    seconds, gpu_hours, cost: on the wall clock, failures included; None where nothing fits, which `reason` says.
+    """
+
+    gpus: int
+    nodes: int
+    global_batch: int
+    layout: str
+    step_s: float | None
+    mfu: float | None
+    goodput: float | None
+    seconds: float | None
+    gpu_hours: float | None
     cost: float | None
-
-
-def budget_of(work: Workload, estimate: Estimate) -> Budget | None:
-    """Time and cost of `work.tokens` with one layout; None without a token budget or a step time."""
-    if work.tokens is None or estimate.step is None:
-        return None
-    seconds = work.tokens / estimate.step.tokens_per_s
-    gpu_seconds = work.tokens / estimate.step.tokens_per_s_per_gpu
-    hours = gpu_seconds / 3600
-    return Budget(
-        tokens=work.tokens, seconds=seconds, gpu_hours=hours, cost=None if work.price is None else hours * work.price
-    )
+    in_time: bool
+    reason: str = ""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +108,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     fastest: index of the fastest plan; it differs from 0 when a plan with fewer active axes lies within the tie.
     pareto: indices of plans that no other plan beats in both memory and time.
     nearest: when nothing fits, the layout that misses by least.
+    counts: when the fewest GPUs that finish in time were asked for, every number that was tried.
     """
 
     searched: int
@@ -128,6 +128,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     advice: tuple[str, ...]
     notes: tuple[str, ...]
     inputs: dict[str, Any]
+    counts: tuple[CountRow, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The contract's JSON."""
@@ -139,3 +140,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 # All estimates of a plan have the plan's inputs, but for the layout, which each one gives.
                 estimate.pop("inputs")
         return {**envelope("plan", self.inputs), **fields}
+
+
+__all__ = [
+    "Budget",
+    "CountRow",
+    "DimensionEffect",
+    "Limit",
+    "Neighbour",
+    "Objective",
+    "PathStep",
+    "Plan",
+    "PlaybookPath",
+    "Why",
+    "budget_of",
+]

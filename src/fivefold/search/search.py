@@ -14,9 +14,12 @@ import msgspec
 import numpy as np
 
 from fivefold.cluster import Cluster
+from fivefold.cluster.calibration import Calibration
 from fivefold.errors import FivefoldError
 from fivefold.estimate import Estimate, Kernel, Problem, estimate
+from fivefold.estimate.calibrated import with_calibration
 from fivefold.estimate.estimate import check_inputs, inputs_of, rule_context
+from fivefold.estimate.host import check_host
 from fivefold.layout.columns import Columns
 from fivefold.layout.rules import valid_mask
 from fivefold.layout.workload import Workload
@@ -77,23 +80,54 @@ def plan(
     pins: dict[str, Any] | None = None,
     objective: Objective = "tokens_per_s",
     explain: bool = True,
+    calibration: Calibration | None = None,
 ) -> Plan:
     """The best layouts and the reasons for the first.
 
     pins: option name to one value or several, e.g. {"tp": [4, 8], "zero": 1}. objective: "tokens_per_s" (default),
-    "memory" (least peak), "gpus" (fewest GPUs that fit, then fastest), "time" or "cost" of work.tokens.
+    "memory" (least peak), "gpus" (fewest GPUs that fit, then fastest), "time" or "cost" of work.tokens. calibration:
+    factors fitted to the user's own runs; None: the cluster's, if it has one.
     A question without an answer gives a Plan without plans, whose `advice` says what is missing. Raises FivefoldError
     for bad input.
     """
     start = perf_counter()
     check_inputs(model, cluster, work)
     _check(objective, top, work)
+    cluster = with_calibration(cluster, calibration)
     problem = Problem(model, cluster, work, load_runtime(runtime))
+    check_host(problem)
     checked = checked_pins(pins)
     if objective == "gpus":
         problem = _fewest_gpus(problem, runtime, checked)
     found = search(problem, runtime, checked)
     return _answer(found, runtime, top, objective, checked, explain, start)
+
+
+@dataclass(slots=True)
+class Searched:
+    """A search, which took `seconds`, and can answer more than once: shortly, and then with reasons."""
+
+    found: Found
+    runtime: str
+    pins: dict[str, tuple[Any, ...]]
+    seconds: float
+
+    def plan(self, top: int, *, explain: bool) -> Plan:
+        """The plan for most tokens per second."""
+        start = perf_counter() - self.seconds
+        return _answer(self.found, self.runtime, top, "tokens_per_s", self.pins, explain, start)
+
+
+def searched(
+    model: ModelSpec, cluster: Cluster, work: Workload, runtime: str, pins: dict[str, Any] | None = None
+) -> Searched:
+    """The search of `plan` without its answer yet. Raises FivefoldError as plan does."""
+    start = perf_counter()
+    check_inputs(model, cluster, work)
+    problem = Problem(model, cluster, work, load_runtime(runtime))
+    check_host(problem)
+    checked = checked_pins(pins)
+    return Searched(search(problem, runtime, checked), runtime, checked, perf_counter() - start)
 
 
 def search(problem: Problem, runtime: str, pins: dict[str, tuple[Any, ...]], most: int = MOST_ENUMERATED) -> Found:
@@ -110,7 +144,7 @@ def search(problem: Problem, runtime: str, pins: dict[str, tuple[Any, ...]], mos
     everyone = np.arange(len(columns))
     parts = [everyone[at : at + _MEMORY_CHUNK] for at in range(0, len(everyone), _MEMORY_CHUNK)]
     reserved = np.concatenate([kernel.reserved(part, kernel.peak_memory(part)) for part in parts])
-    fits = reserved <= problem.cluster.gpu.memory_bytes
+    fits = kernel.fits(everyone, reserved)
     fitting, unfit = everyone[fits], everyone[~fits]
     rows, seconds, weights, bounded = _price(kernel, fitting, reserved[fitting])
     return Found(
@@ -323,7 +357,9 @@ def _more_memory(found: Found, first: Estimate) -> Limit | None:
     if first.step is None:
         return None
     target = first.step.seconds.value * (1 - found.problem.runtime.tie_spread)
-    lightest = np.argsort(found.unfit_reserved, kind="stable")[:_UNFIT_TRIED]
+    lightest = np.argsort(found.unfit_reserved, kind="stable")
+    # What the host alone has no room for is not helped by memory of the GPU.
+    lightest = lightest[found.unfit_reserved[lightest] > found.problem.cluster.gpu.memory_bytes][:_UNFIT_TRIED]
     for at in range(0, len(lightest), _UNFIT_CHUNK):
         chunk = lightest[at : at + _UNFIT_CHUNK]
         kernel = Kernel(found.problem, found.columns.take(found.unfit_rows[chunk]))

@@ -17,6 +17,7 @@ from fivefold.estimate import Problem
 from fivefold.estimate.estimate import rule_context
 from fivefold.layout.columns import ALL_LAYERS, Columns, mask_of
 from fivefold.layout.layout import CHUNKS, CP_KINDS, RECOMPUTE_KINDS, SCHEDULES, SPLIT_BACKWARD
+from fivefold.layout.mixers import largest_tp
 from fivefold.layout.rules import Context, valid_mask
 from fivefold.layout.rules.engine import rules_for
 from fivefold.layout.stages import split_policy
@@ -115,7 +116,7 @@ class Space:
     def _degrees(self) -> Table:
         world, model = self.problem.cluster.gpus, self.problem.model
         divisors = _divisors(world)
-        heads = min(block.mixer.heads for block in model.kinds)
+        heads = largest_tp(model.kinds, model.hidden)
         table = {"pp": self._values("pp", [d for d in divisors if d <= model.layers])}
         table = _cross(table, tp=self._values("tp", [d for d in divisors if d <= heads]))
         table = _keep(table, world % (table["pp"] * table["tp"]) == 0)

@@ -185,6 +185,7 @@ class _Start:
         rows = np.arange(len(splits))
         seconds = kernel.step_seconds(rows)
         reserved = kernel.reserved(rows, kernel.peak_memory(rows))
+        fits = kernel.fits(rows, reserved)
         return [
             Split(
                 blocks=counts,
@@ -192,7 +193,7 @@ class _Start:
                 text=layout_text(counts, self.problem.model.mtp),
                 seconds=float(seconds[at]),
                 reserved_bytes=int(reserved[at]),
-                fits=bool(reserved[at] <= self.problem.cluster.gpu.memory_bytes),
+                fits=bool(fits[at]),
             )
             for at, counts in enumerate(splits)
         ]

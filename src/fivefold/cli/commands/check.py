@@ -78,7 +78,9 @@ def check(
         gpu=_gpu_name(cluster),
     )
     reading = read_file(file, asked)
-    found = checked(reading, _cluster(reading, cluster), name, top)
+    where = _cluster(reading, cluster)
+    _refuse_foreign(name, where)
+    found = checked(reading, where, name, top)
     if output.json:
         write_json(found.to_dict())
     else:
@@ -103,6 +105,23 @@ def _assignment(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _refuse_foreign(asked: str, cluster: Cluster) -> None:
+    """A launch on accelerators that its framework certainly does not run on has no step time to improve."""
+    from fivefold.errors import FivefoldError
+    from fivefold.runtime import load_runtime
+    from fivefold.runtime.accelerators import why_not
+
+    name = load_runtime(asked).name
+    reason = why_not(name, cluster.gpu.vendor)
+    if reason is not None:
+        raise FivefoldError(
+            f"{name} would not start on {cluster.gpu.name}: {reason}. Name another accelerator, with --gpu.",
+            code="runtime-hardware",
+            option="--gpu",
+            value=cluster.gpu.name,
+        )
+
+
 def _gpu_name(flags: ClusterFlags) -> str | None:
     """The GPU that --gpu or --cluster names; some rules depend on its generation."""
     from fivefold.cluster import load_cluster
@@ -113,6 +132,7 @@ def _gpu_name(flags: ClusterFlags) -> str | None:
 
 def _cluster(reading: Reading, flags: ClusterFlags) -> Cluster:
     """The cluster of the flags or of the file's directives, with the launch's number of GPUs."""
+    from fivefold.cli.calibration import calibrated
     from fivefold.cluster import load_cluster
     from fivefold.errors import FivefoldError
 
@@ -128,4 +148,4 @@ def _cluster(reading: Reading, flags: ClusterFlags) -> Cluster:
             code="missing-option",
             option="--gpu",
         )
-    return load_cluster(named, reading.gpus, reading.gpus_per_node)
+    return calibrated(load_cluster(named, reading.gpus, reading.gpus_per_node), flags)

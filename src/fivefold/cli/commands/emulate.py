@@ -58,9 +58,11 @@ def emulate(
     rank
         Which rank of the job.
     """
+    from fivefold.cli.calibration import refuse_calibration
     from fivefold.cli.problem import estimate_question
     from fivefold.train.refuse import refuse, require_torch
 
+    refuse_calibration(cluster, "emulate counts bytes and FLOPs, and predicts no time.")
     require_torch()
     question = estimate_question(model, model_flags, cluster, work, runtime, layout)
     if question.ramp is not None:

@@ -59,7 +59,7 @@ def estimate(
     from fivefold.cli.problem import estimate_question
     from fivefold.estimate.simple_view import simple_view
     from fivefold.layout import unusual
-    from fivefold.search.result import budget_of
+    from fivefold.search.budget import budget_of
 
     question = estimate_question(model, model_flags, cluster, work, runtime, layout)
     found = estimated(question)

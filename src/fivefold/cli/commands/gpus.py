@@ -11,7 +11,8 @@ _NO_OUTPUT = OutputFlags()
 def gpus(*, output: OutputFlags = _NO_OUTPUT) -> int:
     """The GPUs and systems of the catalogue: memory, dense peaks, links and where each number comes from.
 
-    A name from here goes to --gpu. Your own cluster is a TOML file for --cluster, which can start from one of these.
+    A name from here goes to --gpu; so do the other names below the table, such as those of cloud instances. Your own
+    cluster is a TOML file for --cluster, which can start from one of these.
 
     For example: fivefold gpus --json
     """
@@ -25,5 +26,7 @@ def gpus(*, output: OutputFlags = _NO_OUTPUT) -> int:
     else:
         from fivefold.cli.render.catalogues import gpus_table
 
-        console(output).print(gpus_table(systems))
+        page = console(output)
+        page.print(gpus_table(systems))
+        page.print(f"Other names: {', '.join(aliases())}.", style="dim")
     return 0

@@ -25,7 +25,7 @@ _LAYOUT, _OUTPUT = LayoutFlags(), OutputFlags()
 
 
 def plan(
-    model: str,
+    model: str | None = None,
     /,
     *,
     model_flags: ModelFlags = _MODEL,
@@ -35,6 +35,8 @@ def plan(
     layout: LayoutFlags = _LAYOUT,
     top: Annotated[int, Parameter(group=SEARCH, converter=whole_number)] = 5,
     objective: Annotated[str, Parameter(group=SEARCH)] = "tokens_per_s",
+    days: Annotated[float | None, Parameter(group=SEARCH)] = None,
+    like: Annotated[str | None, Parameter(group=SEARCH)] = None,
     save: Annotated[str | None, Parameter(group=OUTPUT)] = None,
     output: OutputFlags = _OUTPUT,
 ) -> int:
@@ -46,6 +48,8 @@ def plan(
       fivefold plan llama-3-8b --gpus 8
       fivefold plan llama-3-70b --gpu h100-sxm --gpus 64 --seq 8192 --gbs 512 --tp 4,8 --no-cp --save plan.toml
       fivefold plan deepseek-v3 --gpus 2048 --zero 1 --objective cost --tokens 14T --price 2.5
+      fivefold plan llama-3-70b --gpu h100-sxm --tokens 15T --days 60
+      fivefold plan --like plan.toml --gpu b200 --gpus 128
 
     Parameters
     ----------
@@ -55,37 +59,56 @@ def plan(
         How many layouts to show, 1 to 100.
     objective
         tokens_per_s, gpus (fewest that fit), memory (least), time or cost (of --tokens).
+    days
+        Find the fewest GPUs that finish --tokens within so many days, failures included; --gpus is then the most.
+    like
+        Move this plan file's recipe to the given cluster or runtime with as few changes as possible, each with its
+        reason, beside the best free layout there. It stands in place of MODEL.
     save
-        Write the best layout's plan file here.
+        Write the best layout's plan file here; with --like the moved plan's.
     """
     import fivefold as ff
-    from fivefold.cli.answer import as_document, ramp_of
-    from fivefold.cli.problem import plan_question
+    from fivefold.cli.answer import as_document, moved_document, ramp_of
+    from fivefold.cli.problem import plan_question, refuse_mixed
     from fivefold.cli.values import pins_of
 
-    question = plan_question(model, model_flags, cluster, work, runtime)
     pins = pins_of(layout)
-    with progress(f"Searching the layouts of {question.model.name} on {question.cluster.gpus:,} GPUs"):
-        found = ff.plan(
-            question.model,
-            question.cluster,
-            question.work,
-            question.runtime,
-            top=top,
-            pins=dict(pins),
-            objective=objective,  # type: ignore[arg-type]  # plan refuses other words itself
-        )
+    refuse_mixed(model, days, like)
+    moved = None
+    if like is not None:
+        from fivefold.cli.like import plan_like
+
+        with progress(f"Moving {like}"):
+            question, found, moved = plan_like(like, model_flags, cluster, work, runtime, layout, pins, top, objective)
+    elif days is not None:
+        from fivefold.cli.within import plan_within
+
+        with progress(f"Searching the fewest GPUs for {work.tokens or 'the'} tokens in {days:g} days"):
+            question, found = plan_within(days, model or "", model_flags, cluster, work, runtime, pins, top, objective)
+    else:
+        question = plan_question(model or "", model_flags, cluster, work, runtime)
+        with progress(f"Searching the layouts of {question.model.name} on {question.cluster.gpus:,} GPUs"):
+            found = ff.plan(
+                question.model,
+                question.cluster,
+                question.work,
+                question.runtime,
+                top=top,
+                pins=dict(pins),
+                objective=objective,  # type: ignore[arg-type]  # plan refuses other words itself
+            )
     best = found.plans[0] if found.plans else None
     ramp, ramp_notes = ramp_of(question, best)
-    saved = save if best is not None else None
-    if best is not None and save is not None:
-        best.save(save)
+    kept = moved.after if moved is not None and moved.after is not None else best
+    saved = save if kept is not None else None
+    if kept is not None and save is not None:
+        kept.save(save)
     if output.json:
         document = found.to_dict()
         notes = (*found.notes, *ramp_notes)
-        write_json(as_document(document, question, ramp=ramp, notes=notes, saved=saved))
+        write_json(as_document(document, question, ramp=ramp, notes=notes, saved=saved, moved=moved_document(moved)))
     else:
         from fivefold.cli.render.plan import plan_view
 
-        console(output).print(plan_view(question, found, top, ramp, ramp_notes, saved))
+        console(output).print(plan_view(question, found, top, ramp, ramp_notes, saved, moved))
     return 0 if best is not None else 1

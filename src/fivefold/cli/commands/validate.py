@@ -19,6 +19,7 @@ def validate(
     source: Annotated[str | None, Parameter(group=_DATA)] = None,
     runs: Annotated[str | None, Parameter(name=["--runs", "--data"], group=_DATA)] = None,
     runtime: RuntimeFlags = _RUNTIME,
+    calibration: Annotated[str | None, Parameter(group=_DATA)] = None,
     rows: Annotated[bool, Parameter(group=OUTPUT, negative="", show_default=False)] = False,
     output: OutputFlags = _OUTPUT,
 ) -> int:
@@ -36,17 +37,21 @@ def validate(
     runs
         CSV file of runs with the columns of the shipped table; id is needed, others may be missing. Default: the
         published runs that come with fivefold.
+    calibration
+        File of factors fitted to your own runs (fivefold calibrate --save).
     rows
         Also print every run.
     """
     from fivefold.cli.values import names
+    from fivefold.cluster.calibration import load_calibration
     from fivefold.measure import read_runs
     from fivefold.measure import validate as predict
 
     with progress("Predicting the runs"):
         table = None if runs is None else read_runs(runs)
         wanted = None if source is None else names("--source", source)
-        found = predict(table, sources=wanted, runtime=runtime.runtime)
+        factors = None if calibration is None else load_calibration(calibration)
+        found = predict(table, sources=wanted, runtime=runtime.runtime, calibration=factors)
     if output.json:
         write_json(found.to_dict())
     else:

@@ -62,10 +62,12 @@ def verify(
     seed
         Of the weights and the data.
     """
+    from fivefold.cli.calibration import refuse_calibration
     from fivefold.cli.problem import estimate_question
     from fivefold.cli.values import positive, whole
     from fivefold.train.refuse import refuse, require_torch
 
+    refuse_calibration(cluster, "verify compares numbers, not times.")
     require_torch()
     whole("--max-ranks", str(max_ranks))
     positive("--timeout", timeout)

@@ -45,7 +45,7 @@ def gpus_table(clusters: Iterable[Cluster]) -> Table:
             for link in cluster.links
         )
         table.add_row(
-            cluster.name,
+            cluster.name if cluster.name == gpu.name else f"{cluster.name} ({gpu.name})",
             f"{gpu.memory_bytes / 1e9:.1f}",
             *(f"{peaks[kind] / 1e12:,.0f}" if kind in peaks else "-" for kind in ("bf16", "fp8")),
             f"{gpu.memory_bandwidth_per_s / 1e12:.2f}",

@@ -27,7 +27,8 @@ from fivefold.estimate import Estimate
 from fivefold.estimate.result import Memory, RuleViolation, StageMemory, Step, Traffic
 from fivefold.estimate.simple_view import SimpleRow
 from fivefold.layout import RampPlan
-from fivefold.search.result import Budget
+from fivefold.runtime import load_runtime
+from fivefold.search.budget import Budget, Reliability
 from fivefold.search.stages import Balance
 
 _BAR = 48
@@ -88,7 +89,7 @@ def header(question: Question, found: Estimate) -> Text:
     line.append("\non ")
     line.append(f"{cluster.gpus:,} x {cluster.gpu.name}", style="bold")
     shape = f"{cluster.nodes:,} nodes of {cluster.gpus_per_node}" if cluster.nodes > 1 else "one node"
-    line.append(f"  {shape}, {', '.join(link.name for link in cluster.links)}; {question.runtime}")
+    line.append(f"  {shape}, {', '.join(link.name for link in cluster.links)}; {question.runtime}{_fitted(question)}")
     line.append("\nwork  ")
     line.append(
         f"{work.global_batch:,} sequences x {work.seq_len:,} = {count(work.tokens_per_batch)} tokens a step, "
@@ -96,7 +97,29 @@ def header(question: Question, found: Estimate) -> Text:
     )
     if work.moe_imbalance != 1.0:
         line.append(f", imbalance {work.moe_imbalance:g}")
+    if work.moe_dispatcher != "alltoall":
+        line.append(f", {work.moe_dispatcher}")
+    if work.cuda_graphs:
+        line.append(", CUDA graphs")
+    if work.document_length is not None:
+        line.append(f", documents of {work.document_length:,.0f} tokens ({work.document_lengths} lengths)")
+    if work.lora is not None:
+        base = ", base in 4 bits" if work.base_precision == "nf4" else ""
+        line.append(
+            f", LoRA {work.lora.rank} on {','.join(work.lora.targets)}: {count(params.trained or 0)} trained{base}"
+        )
+    if work.offload.anything:
+        line.append(f", offloading {work.offload.words}")
     return line
+
+
+def _fitted(question: Question) -> str:
+    """How many of the user's runs the cluster's calibration is fitted to."""
+    calibration = question.cluster.calibration
+    if calibration is None:
+        return ""
+    fit = calibration.fit_of(question.cluster.gpu.name, load_runtime(question.runtime).name)
+    return f", {fit.provenance}"
 
 
 def verdict(found: Estimate) -> Text:
@@ -106,7 +129,8 @@ def verdict(found: Estimate) -> Text:
     if not found.valid:
         line.append("  would not start", style="bold red")
     elif not found.fits:
-        line.append("  does not fit", style="bold red")
+        host = found.memory is not None and found.memory.reserved_bytes <= found.memory.capacity_bytes
+        line.append(f"  does not fit{' the host memory' if host else ''}", style="bold red")
     else:
         line.append("  fits", style="bold green")
     line.append(f"\n{options_words(found.layout)}", style="dim")
@@ -126,10 +150,13 @@ def violation(broken: RuleViolation) -> Text:
 
 def _peak_words(memory: Memory) -> str:
     share = memory.reserved_bytes / memory.capacity_bytes
+    host = ""
+    if memory.host_bytes is not None:
+        host = f"; host {gigabytes(memory.host_bytes)} of {gigabytes(memory.host_capacity_bytes or 0)} GB a node"
     return (
         f"{gigabytes(memory.reserved_bytes)} of {gigabytes(memory.capacity_bytes)} GB ({share:.0%}) with "
         f"{gigabytes(memory.reserved_bytes - memory.peak_bytes)} of fragmentation, driver and communicators\n"
-        f"peak on stage {memory.peak_stage}, {memory.peak_phase.replace('_', ' ')}"
+        f"peak on stage {memory.peak_stage}, {memory.peak_phase.replace('_', ' ')}{host}"
     )
 
 
@@ -261,6 +288,8 @@ def closing(
     parts: list[RenderableType] = []
     if budget is not None:
         parts += [heading("Budget"), Text(f"  {_budget_words(budget)}")]
+        if budget.reliability is not None:
+            parts.append(Text(f"  {_reliability_words(budget.reliability)}"))
     if ramp is not None:
         parts += [heading("Ramp-up", f"{len(ramp.steps)} levels of {ramp.increment} sequences"), _ramp_table(ramp)]
         start, increment, samples = ramp.megatron_rampup
@@ -290,6 +319,17 @@ def bullet(text: str | Text, mark: str = "-") -> Table:
 def _budget_words(budget: Budget) -> str:
     cost = "" if budget.cost is None else f", costing {budget.cost:,.0f}"
     return f"{count(budget.tokens)} tokens take {seconds(budget.seconds)} and {budget.gpu_hours:,.0f} GPU hours{cost}."
+
+
+def _reliability_words(wall: Reliability) -> str:
+    cost = "" if wall.cost is None else f", costing {wall.cost:,.0f}"
+    assumed = f" Assumed: {'; '.join(wall.sources.values())}." if wall.sources else ""
+    return (
+        f"On the wall clock {seconds(wall.seconds)} and {wall.gpu_hours:,.0f} GPU hours{cost}, goodput "
+        f"{percent(wall.goodput)}: {wall.failures:,.3g} failures, one in {seconds(wall.mtbf_s)}, each with "
+        f"{seconds(wall.restart_s)} to restart; a checkpoint of {gigabytes(wall.checkpoint_bytes)} GB every "
+        f"{seconds(wall.interval_s)}, written in {seconds(wall.checkpoint_s)}.{assumed}"
+    )
 
 
 def _ramp_table(ramp: RampPlan) -> Table:

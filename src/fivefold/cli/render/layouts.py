@@ -5,7 +5,13 @@ from __future__ import annotations
 from fivefold.layout.layout import Recompute, ResolvedLayout
 
 # What tables call the parts that selective recomputation names.
-_SHORT_PARTS = {"layernorm": "norm", "core_attn": "attn", "mla_up_proj": "mla", "moe_act": "act"}
+_SHORT_PARTS = {
+    "layernorm": "norm",
+    "core_attn": "attn",
+    "mla_up_proj": "mla",
+    "moe_act": "act",
+    "shared_experts": "shared",
+}
 
 
 def recompute_words(recompute: Recompute, *, short: bool = False) -> str:

@@ -22,12 +22,14 @@ from fivefold.cli.render.layouts import (
     schedule_words,
     zero_words,
 )
+from fivefold.cli.render.moved import moved_parts
 from fivefold.cli.render.text import gigabytes, heading, percent, plain_table, seconds
 from fivefold.cluster import Cluster
 from fivefold.estimate import Estimate
 from fivefold.layout import RampPlan
 from fivefold.layout.layout import ResolvedLayout
 from fivefold.search import Plan
+from fivefold.search.moving import Moved
 from fivefold.search.result import DimensionEffect, Limit, Neighbour, PlaybookPath, Why
 
 _OBJECTIVES = {
@@ -50,6 +52,7 @@ def plan_view(
     ramp: RampPlan | None,
     notes: Sequence[str],
     saved: str | None,
+    moved: Moved | None = None,
 ) -> Group:
     """Everything that `fivefold plan` prints."""
     best = found.plans[0] if found.plans else found.nearest
@@ -59,7 +62,11 @@ def plan_view(
     parts: list[RenderableType] = []
     if best is not None:
         parts.append(header(question, best))
+    if moved is not None:
+        parts += moved_parts(moved, found)
     parts.append(counts_line(found))
+    if found.counts:
+        parts += [heading("How many GPUs", "the best layout of each count, failures included"), counts_table(found)]
     if found.plans:
         parts += _answer(found, top)
     else:
@@ -93,13 +100,17 @@ def _answer(found: Plan, top: int) -> list[RenderableType]:
 
 
 def _no_answer(found: Plan) -> list[RenderableType]:
-    parts: list[RenderableType] = [Text("\nNo layout fits.", style="bold red")]
+    parts: list[RenderableType] = [Text(f"\n{_no(found)}", style="bold red")]
     parts += [bullet(sentence) for sentence in found.advice]
     if found.nearest is not None:
         parts.append(heading("The layout that misses by least", degrees_words(found.nearest.layout)))
         parts.append(Text(options_words(found.nearest.layout), style="dim"))
         parts += detail(found.nearest)
     return parts
+
+
+def _no(found: Plan) -> str:
+    return "Not in time." if found.counts and found.fitting else "No layout fits."
 
 
 def counts_line(found: Plan) -> Text:
@@ -110,6 +121,30 @@ def counts_line(found: Plan) -> Text:
         f"{found.fitting:,} fit, {found.priced:,} priced, {found.bounded:,} ruled out by bounds"
     )
     return line
+
+
+def counts_table(found: Plan) -> Table:
+    """Every number of GPUs that was tried, against days and cost."""
+    priced = any(row.cost is not None for row in found.counts)
+    heads = (("GPUs", ">"), ("batch", ">"), ("layout", "<"), ("step", ">"), ("MFU", ">"), ("goodput", ">"))
+    heads += (("days", ">"), ("GPU hours", ">"), *((("cost", ">"),) if priced else ()))
+    table = plain_table(*heads)
+    for row in found.counts:
+        mine = bool(found.plans) and row.gpus == found.gpus
+        if row.seconds is None:
+            cells = (row.reason, "-", "-", "-", "-", "-", *(("-",) if priced else ()))
+        else:
+            cells = (
+                row.layout,
+                seconds(row.step_s or 0.0),
+                percent(row.mfu or 0.0),
+                percent(row.goodput or 0.0),
+                f"{row.seconds / 86400:,.1f}",
+                f"{row.gpu_hours:,.0f}",
+                *((f"{row.cost:,.0f}",) if priced else ()),
+            )
+        table.add_row(f"{row.gpus:,}", f"{row.global_batch:,}", *cells, style="bold" if mine else None)
+    return table
 
 
 class LayoutsTable:

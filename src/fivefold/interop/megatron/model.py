@@ -201,7 +201,7 @@ def _gate(given: Given) -> tuple[bool, Activation]:
         return True, "silu"
     if given.flag("--quick-geglu"):
         return True, "gelu"
-    return False, "relu" if given.flag("--squared-relu") else "gelu"
+    return False, "relu2" if given.flag("--squared-relu") else "gelu"
 
 
 def _dense(given: Given, ffn: int) -> FeedForward:
@@ -222,6 +222,7 @@ def _experts(given: Given, experts: int, ffn: int) -> Experts | None:
         shared_ffn=given.integer("--moe-shared-expert-intermediate-size", low=0) or 0,
         gated=gated,
         activation=activation,
+        bias=not given.flag("--disable-bias-linear"),
     )
 
 

@@ -14,6 +14,7 @@ from fivefold.interop.megatron.given import Given
 from fivefold.interop.megatron.model import ModelParts
 from fivefold.interop.megatron.options import ARGUMENTS
 from fivefold.layout import Layout, Workload
+from fivefold.layout.mixers import softmax_attention
 from fivefold.layout.rules import Violation
 from fivefold.model.spec import ModelSpec
 
@@ -111,7 +112,8 @@ def _hierarchical(f: Facts) -> bool:
 
 
 def _divides_kv(f: Facts) -> bool:
-    mixers = [kind.mixer for kind in f.model.kinds]
+    found = (softmax_attention(kind.mixer) for kind in f.model.kinds)
+    mixers = [mixer for mixer in found if mixer is not None]
     return all(mixer.heads % getattr(mixer, "kv_heads", 1) == 0 for mixer in mixers)
 
 
@@ -294,9 +296,10 @@ def broken_options(facts: Facts, *, command_line: bool = True) -> list[Violation
     command_line: the launch goes through arguments.py; else only the rules of Megatron-Core itself hold.
     """
     given, layout = facts.given, facts.layout
+    attention = softmax_attention(facts.model.kinds[0].mixer)
     numbers = {
         "seq": facts.work.seq_len,
-        "heads": facts.model.kinds[0].mixer.heads,
+        "heads": attention.heads if attention is not None else 0,
         "connections": facts.connections,
         "pp": layout.pp,
         "cp": layout.cp,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fivefold.interop.megatron.given import Given
-from fivefold.layout import Workload
+from fivefold.layout import Offload, Workload
 from fivefold.layout.workload import Optimizer, Precision
 
 _OPTIMIZERS: dict[str, Optimizer] = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
@@ -47,8 +47,30 @@ def read_workload(given: Given, micro_batch: int, dp: int, style: str) -> WorkPa
         grad_dtype=_gradients(given, parts, precision),
         attention="unfused" if given.word("--attention-backend") == "unfused" else "flash",
         tokens=_tokens(given, seq, batch),
+        offload=_offload(given, parts),
+        moe_dispatcher="deepep" if given.flag("--moe-enable-deepep") and _expert_parallel(given) else "alltoall",
+        cuda_graphs=given.flag("--enable-cuda-graph") and given.integer("--num-experts") is None,
     )
     return parts
+
+
+def _expert_parallel(given: Given) -> bool:
+    return (given.integer("--expert-model-parallel-size") or 1) > 1 and given.integer("--num-experts") is not None
+
+
+def _offload(given: Given, parts: WorkParts) -> Offload:
+    """States and saved tensors in host memory; the latter of so many of the blocks."""
+    share = 0.0
+    if given.flag("--optimizer-cpu-offload"):
+        fraction = given.number("--optimizer-offload-fraction")
+        share = 1.0 if fraction is None else min(max(fraction, 0.0), 1.0)
+        if not given.flag("--overlap-cpu-optimizer-d2h-h2d"):
+            parts.notes.append(
+                "Without --overlap-cpu-optimizer-d2h-h2d the copies of an offloaded optimizer come before and after "
+                "its update; they are priced beside it, so that the step is underestimated."
+            )
+    blocks, layers = given.integer("--cpu-offloading-num-layers", low=0) or 0, given.integer("--num-layers") or 0
+    return Offload(optimizer=share, activations=min(blocks / layers, 1.0) if layers else 0.0)
 
 
 def _precision(given: Given, parts: WorkParts, style: str) -> Precision | None:

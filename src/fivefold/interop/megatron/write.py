@@ -78,6 +78,8 @@ def megatron_job(
     data = data or Data()
     nodes, per_node = nodes_of(cluster)
     shape, unknown = model_options(model, work.seq_len)
+    if work.moe_dispatcher == "deepep":
+        shape["--moe-token-dispatcher-type"] = "flex"
     if data.mock:
         # The tokenizer of mock data adds an end-of-document token of its own.
         shape["--vocab-size"] = str(model.vocab - 1)
@@ -89,7 +91,7 @@ def megatron_job(
         ("parallel", {**_parallel(layout, model, stages), **_experts(model, work)}),
         ("batch", {**_batch(work, ramp), **length}),
         ("precision", _precision(work)),
-        ("optimizer", _optimizer(work)),
+        ("optimizer", {**_optimizer(work), **_offload(work, model)}),
         ("data", source),
         ("run", keeping),
     )
@@ -100,13 +102,13 @@ def megatron_job(
         gpus_per_node=per_node,
         program=(Variable(_DIRECTORY.name, "/pretrain_gpt.py"),),
         groups=groups,
-        environment=environment(cluster, layout),
+        environment=environment(cluster, layout, graphs=work.cuda_graphs),
         needs=(_DIRECTORY, *unknown, *source_needs, *length_needs, _RATE, _LOWEST_RATE, *keeping_needs),
         resumes=data.steps is None,
     )
 
 
-def environment(cluster: Cluster, layout: Layout) -> dict[str, str]:
+def environment(cluster: Cluster, layout: Layout, *, graphs: bool = False) -> dict[str, str]:
     """Variables that Megatron-LM demands or that the predicted memory rests on.
 
     One connection makes kernels start in the order of their launch, which overlap of TP and CP relies on; before
@@ -118,7 +120,8 @@ def environment(cluster: Cluster, layout: Layout) -> dict[str, str]:
         connections = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     return {
         **connections,
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        # CUDA graphs need their memory where it was captured.
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False" if graphs else "expandable_segments:True",
         "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
         "NCCL_DEBUG": "WARN",
         "OMP_NUM_THREADS": "1",
@@ -149,10 +152,19 @@ def _parallel(layout: Layout, model: ModelSpec, stages: str | None) -> Options:
 
 
 def _experts(model: ModelSpec, work: Workload) -> Options:
-    return {"--moe-grouped-gemm": work.precision != "fp16"} if model.is_moe else {}
+    if not model.is_moe:
+        return {}
+    options: Options = {"--moe-grouped-gemm": work.precision != "fp16"}
+    return {**options, "--moe-enable-deepep": True} if work.moe_dispatcher == "deepep" else options
 
 
 def _batch(work: Workload, ramp: RampPlan | None) -> Options:
+    if work.document_length is not None:
+        raise _refused(
+            "its documents attend within themselves, and --reset-attention-mask, which pretraining has for that, "
+            "writes masks out instead of leaving pairs out", "--document-length", work.document_length, ["none"],
+            "Plan it with --document-length none, or use Megatron-Bridge's packed sequences.",
+        )  # fmt: skip
     options: dict[str, Value] = {
         "--seq-length": str(work.seq_len),
         "--global-batch-size": str(work.global_batch),
@@ -189,8 +201,32 @@ def _precision(work: Workload) -> Options:
         options["--grad-reduce-in-bf16"] = True
     else:
         options["--accumulate-allreduce-grads-in-fp32"] = True
+    if work.cuda_graphs:
+        options |= {"--enable-cuda-graph": True, "--te-rng-tracker": True}
     if work.attention == "unfused":
         options["--attention-backend"] = "unfused"
+    return options
+
+
+def _offload(work: Workload, model: ModelSpec) -> Options:
+    """States and saved tensors in host memory. The copies of states are priced beside the update, so they run so."""
+    options: dict[str, Value] = {}
+    if work.offload.optimizer:
+        options |= {
+            "--optimizer-cpu-offload": True,
+            "--optimizer-offload-fraction": f"{work.offload.optimizer:g}",
+            "--overlap-cpu-optimizer-d2h-h2d": True,
+            "--use-precision-aware-optimizer": True,
+        }
+    if work.offload.activations:
+        blocks = work.offload.activations * model.layers
+        if abs(blocks - round(blocks)) > 1e-6:
+            raise _refused(
+                f"it offloads the activations of {blocks:g} blocks", "--offload", work.offload.words,
+                [f"activations:{number}/{model.layers} of a whole number of blocks" for number in (int(blocks),)],
+                f"Choose a share that makes a whole number of the {model.layers} blocks.",
+            )  # fmt: skip
+        options["--cpu-offloading-num-layers"] = str(round(blocks))
     return options
 
 

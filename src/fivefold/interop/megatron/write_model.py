@@ -11,7 +11,27 @@ from typing import Any
 
 from fivefold.errors import FivefoldError
 from fivefold.interop.launch.job import Need, Options, Value, Variable
+from fivefold.layout.features import PHRASES, features
 from fivefold.model.spec import Attention, Block, Experts, FeedForward, LatentAttention, ModelSpec
+
+# What these options say beyond Llama's blocks. Norms and biases have their own sentences below.
+_EXPRESSED = frozenset(
+    {
+        "experts",
+        "shared-experts",
+        "expert-bias",
+        "mixed-feed",
+        "latent-attention",
+        "window",
+        "qk-norm",
+        "learned-positions",
+        "layernorm-without-bias",
+        "squared-relu",
+        "partial-rotary",
+        "scaled-rotary",
+        "mtp",
+    }
+)
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_positions": 8192}
 # What a spec does not hold of YaRN, which it names only.
@@ -24,6 +44,7 @@ YARN = (
 
 def model_options(model: ModelSpec, seq_len: int) -> tuple[dict[str, Value], tuple[Need, ...]]:
     """The architecture's options, and what of it the spec does not hold. Raises FivefoldError."""
+    _refuse_features(model)
     first = model.kinds[0]
     mixer = _same_mixer(model)
     stretched, needs = _rotary(model, mixer)
@@ -59,19 +80,29 @@ def _cannot(what: str, key: str, value: Any, legal: Any) -> FivefoldError:
     )
 
 
+def _refuse_features(model: ModelSpec) -> None:
+    """Raises FivefoldError where the model has what no option here says."""
+    missing = features(model) - _EXPRESSED
+    words = [phrase for name, phrase in PHRASES.items() if name in missing and name != "peculiar"]
+    found = [f"it has {', '.join(words)}"] if words else []
+    if "peculiar" in missing:
+        found.append(f"{'besides, ' if words else ''}{', '.join(model.peculiar)}")
+    if found:
+        raise _cannot("; ".join(found), "MODEL", ", ".join(sorted(missing)), sorted(_EXPRESSED))
+
+
 # ---------------------------------------------------------------- attention
 
 
 def _same_mixer(model: ModelSpec) -> Attention | LatentAttention:
     """The attention of every block, windows aside."""
-    mixers = {_windowless(block) for block in model.kinds}
+    mixers = {_windowless(block.mixer) for block in model.kinds if isinstance(block.mixer, Attention | LatentAttention)}
     if len(mixers) > 1:
         raise _cannot("its blocks have different attentions", "attention", len(mixers), [1])
     return mixers.pop()
 
 
-def _windowless(block: Block) -> Attention | LatentAttention:
-    mixer = block.mixer
+def _windowless(mixer: Attention | LatentAttention) -> Attention | LatentAttention:
     if isinstance(mixer, LatentAttention) or mixer.window is None:
         return mixer
     return Attention(**{name: getattr(mixer, name) for name in Attention.__struct_fields__ if name != "window"})
@@ -142,8 +173,10 @@ def _activation(gated: bool, activation: str) -> dict[str, Value | None]:
         return {"--swiglu": True}
     if (gated, activation) == (False, "gelu"):
         return {}
+    if (gated, activation) == (False, "relu2"):
+        return {"--squared-relu": True}
     words = f"a {'gated ' if gated else ''}{activation} feed-forward network"
-    raise _cannot(f"it has {words}", "activation", activation, ["gated silu", "gelu"])
+    raise _cannot(f"it has {words}", "activation", activation, ["gated silu", "gelu", "relu2"])
 
 
 def _experts(model: ModelSpec, experts: Experts) -> dict[str, Value | None]:
@@ -166,7 +199,9 @@ def _experts(model: ModelSpec, experts: Experts) -> dict[str, Value | None]:
 def _biases(model: ModelSpec, mixer: Attention | LatentAttention) -> dict[str, Value | None]:
     """One switch for all linear layers, and one for queries, keys and values alone."""
     feeds = [kind.feed.bias for kind in model.kinds if isinstance(kind.feed, FeedForward)]
-    rest = [*feeds, *([False] if model.is_moe else [])]
+    experts = [kind.feed for kind in model.kinds if isinstance(kind.feed, Experts)]
+    # Shared experts have no biases in Megatron-Core either, which refuses them beside others that have (from memory).
+    rest = [*feeds, *(each.bias for each in experts), *([False] if any(each.shared_ffn for each in experts) else [])]
     if isinstance(mixer, LatentAttention):
         qkv = out = mixer.bias
     else:

@@ -79,7 +79,7 @@ CHOICES: tuple[Rule, ...] = (
             | ((c.num_micro_batches >= c.pp) & (c.num_micro_batches % np.maximum(c.pp, 1) == 0))
         ),
         message="Interleaving runs micro-batches in groups of pp {pp}: their number, {m}, has to be a multiple of it "
-        "(a global batch that is a multiple of {interleaved_unit} is).",
+        "(a global batch that is a multiple of {interleaved_unit} is). Groups of another size are not modelled.",
         # Megatron's rule with its default group size; torch's Interleaved1F1B asks m % max(1, m // pp) == 0, which
         # this implies. Groups of another size are not modelled.
         source="Megatron-Core schedules, d98e8a64dd: PP <= group <= M and (M % group == 0 or >= PP), group = PP",
@@ -91,7 +91,8 @@ CHOICES: tuple[Rule, ...] = (
         holds=lambda c, x: np.logical_or.reduce([c.zero == stage for stage in x.profile.zero_stages]),
         message="{runtime} as modelled has ZeRO stages {zero_stages}, not {zero}. (Megatron's distributed "
         "optimizer keeps "
-        "whole weights and gradients, which is stage 1; fully_shard always shards both gradients and states.)",
+        "whole weights and gradients, which is stage 1; fully_shard always shards both gradients and states.)"
+        "{zero_elsewhere}",
         source="Megatron-Core documentation of the distributed optimizer; PyTorch documentation of fully_shard",
     ),
     Rule(

@@ -14,6 +14,7 @@ from fivefold.layout.layout import (
     V_SHAPED,
 )
 from fivefold.layout.rules.context import Context
+from fivefold.model.spec import Experts
 
 A2A = CP_KINDS.index("a2a")
 INTERLEAVED = SCHEDULES.index("interleaved")
@@ -37,6 +38,14 @@ def runs_schedule(c: Columns, x: Context) -> Bools:
 def without_a2a(c: Columns) -> Bools:
     """Rows that no all-to-all context parallelism concerns."""
     return (c.cp == 1) | (c.cp_kind != A2A)
+
+
+def kv_divides(c: Columns, x: Context) -> Bools | bool:
+    """Rows in which tp divides every block's number of key/value heads."""
+    held: Bools | bool = True
+    for kv in x.kv_heads:
+        held = held & (kv % c.tp == 0)
+    return held
 
 
 def kv_shares(c: Columns, x: Context) -> list[Ints]:
@@ -69,6 +78,7 @@ def modules_possible(x: Context) -> int:
         "mlp": x.has_dense_feed,
         "moe": x.is_moe,
         "moe_act": x.is_moe,
+        "shared_experts": any(isinstance(kind.feed, Experts) and kind.feed.shared_ffn > 0 for kind in x.model.kinds),
         "mla_up_proj": x.has_mla,
     }
     return sum(MODULE_BIT[name] for name, there in present.items() if there)

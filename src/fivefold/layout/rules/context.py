@@ -7,7 +7,10 @@ from functools import cached_property
 from math import gcd
 
 from fivefold.errors import FivefoldError
+from fivefold.layout.features import features
+from fivefold.layout.mixers import SoftmaxAttention, softmax_attention, state_groups, state_heads, state_widths
 from fivefold.layout.workload import Workload
+from fivefold.model.flops import attention_widths
 from fivefold.model.spec import Attention, Experts, FeedForward, LatentAttention, ModelSpec
 from fivefold.runtime import Profile, load_runtime, parse_runtime
 
@@ -78,27 +81,44 @@ class Context:
         return self.model.layers
 
     @cached_property
+    def features(self) -> frozenset[str]:
+        """Names of what the model has beyond Llama's blocks (fivefold.layout.features)."""
+        return features(self.model)
+
+    @cached_property
+    def _attentions(self) -> tuple[SoftmaxAttention, ...]:
+        found = (softmax_attention(block.mixer) for block in self.model.kinds)
+        return tuple(attention for attention in found if attention is not None)
+
+    @cached_property
     def heads(self) -> int:
-        """Greatest common divisor of the blocks' attention heads."""
-        return gcd(*(block.mixer.heads for block in self.model.kinds))
+        """Greatest common divisor of the blocks' attention heads; 0, which every degree divides, without attention."""
+        return gcd(*(attention.heads for attention in self._attentions))
 
     @cached_property
     def kv_heads(self) -> tuple[int, ...]:
         """Distinct numbers of key/value heads; blocks with latent attention have none."""
-        mixers = (block.mixer for block in self.model.kinds)
-        return tuple(sorted({mixer.kv_heads for mixer in mixers if isinstance(mixer, Attention)}))
+        return tuple(sorted({each.kv_heads for each in self._attentions if isinstance(each, Attention)}))
 
     @cached_property
     def head_widths(self) -> tuple[int, ...]:
-        """Distinct widths of a projection to all heads, in elements per token before TP."""
-        widths: set[int] = set()
-        for block in self.model.kinds:
-            mixer = block.mixer
-            if isinstance(mixer, LatentAttention):
-                widths |= {mixer.heads * mixer.qk_head_dim, mixer.heads * mixer.v_head_dim}
-            else:
-                widths |= {mixer.heads * mixer.head_dim}
+        """Distinct widths of a mixer's projections to all heads, in elements per token before TP."""
+        widths = {width for block in self.model.kinds for width in state_widths(block.mixer)}
+        for attention in self._attentions:
+            widths |= set(attention_widths(attention))
         return tuple(sorted(widths))
+
+    @cached_property
+    def state_heads(self) -> int:
+        """Greatest common divisor of what TP divides of linear attention and state spaces: heads, or channels; 0
+        without them."""
+        return gcd(*(count for block in self.model.kinds for count in state_heads(block.mixer)))
+
+    @cached_property
+    def state_groups(self) -> int:
+        """Greatest common divisor of the groups that share B and C in Mamba 2; 0 without it."""
+        groups = (state_groups(block.mixer) for block in self.model.kinds)
+        return gcd(*(count for count in groups if count is not None))
 
     @cached_property
     def has_mla(self) -> bool:
@@ -106,7 +126,11 @@ class Context:
 
     @cached_property
     def has_window(self) -> bool:
-        return any(isinstance(block.mixer, Attention) and block.mixer.window for block in self.model.kinds)
+        """Whether some attention sees a part of the sequence only: a window, or its own chunk."""
+        return any(
+            isinstance(each, Attention) and (each.window is not None or each.chunk is not None)
+            for each in self._attentions
+        )
 
     @cached_property
     def has_dense_feed(self) -> bool:

@@ -10,17 +10,42 @@ from numpy.typing import NDArray
 from fivefold.errors import FivefoldError
 from fivefold.layout.columns import ALL_LAYERS, Columns, default_schedule, modules_of
 from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, RECOMPUTE_MODULES, SCHEDULES, Layout
+from fivefold.layout.rules.adapters import ADAPTERS
 from fivefold.layout.rules.choices import CHOICES
 from fivefold.layout.rules.common import counted_layers, largest_stage, modules_possible
 from fivefold.layout.rules.context import Context
+from fivefold.layout.rules.deepspeed import DEEPSPEED
 from fivefold.layout.rules.degrees import DEGREES
-from fivefold.layout.rules.fivefold import FIVEFOLD
+from fivefold.layout.rules.documents import DOCUMENTS
+from fivefold.layout.rules.fivefold import FIVEFOLD, untrained
+from fivefold.layout.rules.fsdp import FSDP
 from fivefold.layout.rules.megatron import MEGATRON
-from fivefold.layout.rules.others import OTHERS
+from fivefold.layout.rules.megatron_versions import MEGATRON_VERSIONS
+from fivefold.layout.rules.mixers import MIXERS
+from fivefold.layout.rules.models import MODELS, unsupported
+from fivefold.layout.rules.nanotron import NANOTRON
+from fivefold.layout.rules.offload import OFFLOAD
+from fivefold.layout.rules.overlaps import OVERLAPS
 from fivefold.layout.rules.rule import Rule, Violation
 from fivefold.layout.rules.torchtitan import TORCHTITAN
 
-RULES: tuple[Rule, ...] = (*DEGREES, *CHOICES, *MEGATRON, *TORCHTITAN, *FIVEFOLD, *OTHERS)
+RULES: tuple[Rule, ...] = (
+    *DEGREES,
+    *MIXERS,
+    *CHOICES,
+    *OFFLOAD,
+    *ADAPTERS,
+    *DOCUMENTS,
+    *OVERLAPS,
+    *MEGATRON,
+    *MEGATRON_VERSIONS,
+    *TORCHTITAN,
+    *FSDP,
+    *FIVEFOLD,
+    *MODELS,
+    *NANOTRON,
+    *DEEPSPEED,
+)
 
 # The user's flag behind each column that a rule may blame.
 OPTIONS: dict[str, str] = {
@@ -74,6 +99,13 @@ _WORK_VALUES: dict[str, str] = {
     "--precision": "precision",
     "--grad-dtype": "grad_dtype",
     "--moe-imbalance": "imbalance",
+    "--offload": "offload",
+    "--moe-dispatcher": "moe_dispatcher",
+    "--cuda-graphs": "cuda_graphs",
+    "--document-length": "document_length",
+    "--lora-rank": "lora_rank",
+    "--lora-targets": "lora_targets",
+    "--base-precision": "base_precision",
     "--mtp": "mtp",
     "MODEL": "model",
 }
@@ -287,6 +319,9 @@ def _numbers(row: Columns, x: Context) -> dict[str, Any]:
         "hidden": x.model.hidden,
         "heads": x.heads,
         "kv_heads": "/".join(str(kv) for kv in x.kv_heads),
+        "state_heads": x.state_heads,
+        "state_groups": x.state_groups,
+        "untrained": ", ".join(untrained(x)),
         "head_widths": "/".join(str(width) for width in x.head_widths),
         "layers": x.layers,
         "experts": x.experts,
@@ -302,7 +337,19 @@ def _numbers(row: Columns, x: Context) -> dict[str, Any]:
         "precision": x.work.precision,
         "grad_dtype": x.work.grad_dtype,
         "imbalance": x.work.moe_imbalance,
+        "offload": x.work.offload.words,
+        "moe_dispatcher": x.work.moe_dispatcher,
+        "cuda_graphs": x.work.cuda_graphs,
+        "document_length": x.work.document_length,
+        "lora_rank": x.work.lora.rank if x.work.lora else None,
+        "lora_targets": ",".join(x.work.lora.targets) if x.work.lora else None,
+        "base_precision": x.work.base_precision,
         "runtime": x.profile.name,
         "zero_stages": ", ".join(str(stage) for stage in x.profile.zero_stages),
+        "zero_elsewhere": f" {x.profile.other_zero_stages}" if x.profile.other_zero_stages else "",
+        "schedules": ", ".join(x.profile.schedules),
+        "unsupported": " and ".join(unsupported(x)),
+        "gpus_per_node": x.gpus_per_node,
+        "micro_tokens": numbers["micro_batch"] * x.work.seq_len,
     }
     return numbers

@@ -8,12 +8,38 @@ from __future__ import annotations
 import numpy as np
 
 from fivefold.layout.columns import Bools, Columns, Ints
+from fivefold.layout.features import PHRASES
+from fivefold.layout.mixers import softmax_attention
 from fivefold.layout.rules.common import uneven
 from fivefold.layout.rules.context import Context
 from fivefold.layout.rules.rule import Holds, Rule
 from fivefold.model.spec import Attention
 
 _ONLY = ("fivefold",)
+
+
+# What the trainer runs beyond Llama's blocks; what it does not run and has a rule of its own below.
+_TRAINED = frozenset({"window", "qk-norm", "learned-positions", "layernorm-without-bias"})
+_SAID_ELSEWHERE = frozenset(
+    {
+        "experts",
+        "shared-experts",
+        "expert-bias",
+        "router-bias",
+        "shared-expert-gate",
+        "mixed-feed",
+        "latent-attention",
+        "mtp",
+    }
+)
+
+
+def untrained(x: Context) -> list[str]:
+    """What the model has that the trainer does not run, in words; what the model computes and no size shows in its own
+    words."""
+    missing = x.features - _TRAINED - _SAID_ELSEWHERE
+    words = [phrase for name, phrase in PHRASES.items() if name in missing and name != "peculiar"]
+    return [*words, *(x.model.peculiar if "peculiar" in missing else ())]
 
 
 def _kv_heads(c: Columns, x: Context) -> Holds:
@@ -24,7 +50,7 @@ def _kv_heads(c: Columns, x: Context) -> Holds:
 
 
 def _heads_alike(c: Columns, x: Context) -> Holds:
-    mixers = [block.mixer for block in x.model.kinds]
+    mixers = [softmax_attention(block.mixer) for block in x.model.kinds]
     return len({(mixer.head_dim, mixer.rope) for mixer in mixers if isinstance(mixer, Attention)}) <= 1
 
 
@@ -74,6 +100,16 @@ FIVEFOLD: tuple[Rule, ...] = (
         holds=lambda c, x: not x.has_mla,
         message="{model} has latent attention, which the trainer does not run yet. Choose a model with grouped-query "
         "attention, or plan it for another runtime.",
+        source="fivefold.train.model",
+    ),
+    Rule(
+        id="fivefold-features",
+        option="MODEL",
+        field=None,
+        runtimes=_ONLY,
+        holds=lambda c, x: not untrained(x),
+        message="{model} has what the trainer does not run: {untrained}. Choose another model, or plan this one for "
+        "another runtime.",
         source="fivefold.train.model",
     ),
     Rule(

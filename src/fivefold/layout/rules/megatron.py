@@ -20,6 +20,7 @@ from fivefold.layout.rules.common import (
     MODULE_BIT,
     SELECTIVE,
     counted_layers,
+    kv_divides,
     kv_shares,
     runs_schedule,
     uneven,
@@ -28,17 +29,10 @@ from fivefold.layout.rules.common import (
 from fivefold.layout.rules.context import Context
 from fivefold.layout.rules.rule import Holds, Rule
 
-_ONLY = ("megatron",)
+_ONLY = ("megatron", "megatron-fsdp")
 _CONFIG = "Megatron-Core transformer_config"
 _KV_REPLICATION_SINCE = (0, 16)  # from memory; a 0.14-0.15 transformer_config was read and has only kv % tp
 _EP_OVERLAP_SINCE = (0, 14)  # from memory
-
-
-def _kv_exact(c: Columns, x: Context) -> Holds:
-    held: Holds = True
-    for kv in x.kv_heads:
-        held = held & (kv % c.tp == 0)
-    return held
 
 
 def _kv_replicated(c: Columns, x: Context) -> Holds:
@@ -181,7 +175,7 @@ MEGATRON: tuple[Rule, ...] = (
         field="tp",
         runtimes=_ONLY,
         before=_KV_REPLICATION_SINCE,
-        holds=_kv_exact,
+        holds=kv_divides,
         message="--tp {tp} does not divide the {kv_heads} key/value heads, and this version does not replicate them.",
         source=f"{_CONFIG}, read (0.14 to 0.15 era): num_query_groups is a multiple of TP",
     ),
@@ -229,7 +223,7 @@ MEGATRON: tuple[Rule, ...] = (
         id="megatron-muon",
         option="--zero",
         field="zero",
-        runtimes=_ONLY,
+        runtimes=("megatron",),
         holds=lambda c, x: c.zero == 0 if x.work.optimizer == "muon" else True,
         message="Megatron's muon does not run on the distributed optimizer; its own sharded form is not modelled.",
         source="Megatron-LM arguments, from memory",

@@ -46,7 +46,7 @@ class Rule:
     others: further columns that can break it; the first one in use (above 1) that has a legal value takes the blame.
     runtimes: "*" for all, else names or aliases that have the rule.
     since, before: versions of the runtime that have it, half-open; None for no bound. Unversioned plans are for the
-        newest version, so a rule with `before` concerns only those who name an older one.
+        newest version of the profile that the name alone means.
     silent: the runtime accepts the layout and computes something else, which is an error here all the same.
     gate: when broken, the rules after it make no sense and are not reported.
     moot_after: ids of rules that make this one pointless to report when they are broken too.
@@ -77,7 +77,5 @@ class Rule:
         names = {"*", context.profile.name, context.alias}
         if names.isdisjoint(self.runtimes):
             return False
-        version = context.version_parts
-        if version is None:
-            return self.before is None
+        version = context.version_parts or context.profile.newest
         return (self.since is None or version >= self.since) and (self.before is None or version < self.before)

@@ -1,32 +1,29 @@
-"""Rules of torchtitan and, under the alias fsdp, of FSDP2 as accelerate sets it up.
+"""Rules of torchtitan, most of which are PyTorch's own and hold for FSDP2 without it too.
 
-Modelled is torchtitan 0.2. Later revisions (b5bcd76c6, August 2026) count tokens instead of sequences, warn instead of
-hanging when micro-batches are fewer than stages, and ask EP >= TP, which the EP rule here implies.
+torchtitan alone means release 0.2; torchtitan@2026.8 and later are the main branch by month, which counts tokens
+instead of sequences, warns instead of hanging when micro-batches are fewer than stages, and cuts experts otherwise.
+"b5bcd76c6" stands for a list of checks made from that revision (August 2026).
 
 Not expressible in a layout, so left to the exporters: torch.compile for asynchronous TP, FlexAttention backends under
-CP, stage weights other than 1, options renamed in August 2026; FSDP1's hybrid mode
-and gradient scalers.
+CP, stage weights other than 1, options renamed in August 2026.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from fivefold.layout.columns import ALL_LAYERS, Columns
-from fivefold.layout.rules.common import A2A, SELECTIVE, runs_schedule
+from fivefold.layout.columns import ALL_LAYERS, CORE_ATTENTION_MASK, Columns
+from fivefold.layout.rules.common import A2A, SELECTIVE, kv_divides, runs_schedule
 from fivefold.layout.rules.context import Context
 from fivefold.layout.rules.rule import Holds, Rule
 
 _ONLY = ("torchtitan",)
+_NATIVE = ("torchtitan", "fsdp", "accelerate")
+_FSDP = ("torchtitan", "fsdp", "accelerate", "fsdp1")
+_TOKENS_SINCE = (2026, 8)
+_NO_EXPERT_TP_SINCE = (2026, 9)
 _PIPELINE = "torchtitan distributed/pipeline_parallel.py, read at 02ef790c79"
 _DIMS = "torchtitan distributed/parallel_dims.py, read at 0119de156d"
-
-
-def _kv(c: Columns, x: Context) -> Holds:
-    held: Holds = True
-    for kv in x.kv_heads:
-        held = held & (kv % c.tp == 0)
-    return held
 
 
 def _etp(c: Columns, x: Context) -> Holds:
@@ -42,6 +39,12 @@ def _ep(c: Columns, x: Context) -> Holds:
     borrowed = np.where(c.etp == c.tp, 1, c.tp)
     whole = (c.ep % (c.cp * borrowed) == 0) & (c.dp_shard * borrowed % c.ep == 0)
     return (c.ep == 1) | whole
+
+
+def _tokens(c: Columns, x: Context) -> Holds:
+    tokens = c.micro_batch * x.work.seq_len
+    unit = np.where(c.sp, c.tp, 1) * np.where(c.cp > 1, 2 * c.cp, 1)
+    return (tokens % unit == 0) & ((tokens % (c.cp * c.tp) == 0) | (not x.is_moe))
 
 
 def _reachable(c: Columns, x: Context) -> Holds:
@@ -73,18 +76,32 @@ TORCHTITAN: tuple[Rule, ...] = (
         option="--seq-len",
         field=None,
         values=lambda c, x: _sequences(c, x),
-        runtimes=_ONLY,
+        runtimes=("torchtitan", "fsdp"),
+        before=_TOKENS_SINCE,
         holds=lambda c, x: x.work.seq_len % (2 * c.cp * c.tp) == 0,
         message="The sequence length {seq} is not a multiple of 2 · cp {cp} · tp {tp}.",
         source=f"{_DIMS}: seq_len_divisor",
+    ),
+    Rule(
+        id="torchtitan-tokens",
+        moot_after=("heads-tp", "hidden-tp", "sequence-parallel-seq", "cp-ring-seq"),
+        option="--seq-len",
+        field=None,
+        values=lambda c, x: _sequences(c, x),
+        runtimes=_ONLY,
+        since=_TOKENS_SINCE,
+        holds=_tokens,
+        message="The {micro_tokens} tokens of a micro-batch are not a multiple of tp {tp} (with sequence parallelism) "
+        "times 2 · cp {cp} (with context parallelism), nor, with experts, of cp · tp.",
+        source="torchtitan b5bcd76c6",
     ),
     Rule(
         id="torchtitan-kv-heads",
         moot_after=("heads-tp",),
         option="--tp",
         field="tp",
-        runtimes=_ONLY,
-        holds=_kv,
+        runtimes=_NATIVE,
+        holds=kv_divides,
         message="--tp {tp} does not divide the {kv_heads} key/value heads, which are not replicated.",
         source="torchtitan b5bcd76c6: n_kv_heads % TP, latent attention exempt; transformers' own TP has the same",
     ),
@@ -102,7 +119,7 @@ TORCHTITAN: tuple[Rule, ...] = (
         id="torchtitan-cp-kind",
         option="--cp-kind",
         field="cp_kind",
-        runtimes=_ONLY,
+        runtimes=_NATIVE,
         holds=lambda c, x: (c.cp == 1) | (c.cp_kind != A2A),
         message="Context parallelism here is ring attention (p2p), not all-to-all.",
         source="PyTorch torch.distributed.tensor.experimental context_parallel, from memory",
@@ -111,7 +128,8 @@ TORCHTITAN: tuple[Rule, ...] = (
         id="torchtitan-etp",
         option="--etp",
         field="etp",
-        runtimes=_ONLY,
+        runtimes=_NATIVE,
+        before=_NO_EXPERT_TP_SINCE,
         holds=_etp,
         message="--etp {etp} has to equal --tp {tp}, or 1 when --ep is above 1: without EP the experts are "
         "split by TP.",
@@ -122,18 +140,51 @@ TORCHTITAN: tuple[Rule, ...] = (
         moot_after=("world-divides", "torchtitan-etp"),
         option="--ep",
         field="ep",
-        runtimes=_ONLY,
+        runtimes=_NATIVE,
+        before=_TOKENS_SINCE,
         holds=_ep,
         message="--ep {ep} borrows whole cp {cp} (and tp {tp} when etp is 1) and a divisor of the {dp_shard} "
         "sharding ranks.",
         source=f"{_DIMS}: _validate",
     ),
     Rule(
+        id="torchtitan-ep-mesh",
+        moot_after=("world-divides",),
+        option="--ep",
+        field="ep",
+        runtimes=_ONLY,
+        since=_TOKENS_SINCE,
+        holds=lambda c, x: c.dp_shard * c.tp % c.ep == 0 if x.is_moe else True,
+        message="--ep {ep} does not divide the dp-shard · cp · tp = {dp_shard} · {tp} ranks that it is laid over.",
+        source="torchtitan parallel_dims.py, b5bcd76c6",
+    ),
+    Rule(
+        id="torchtitan-ep-tp",
+        option="--ep",
+        field="ep",
+        others=("tp",),
+        runtimes=_ONLY,
+        since=_NO_EXPERT_TP_SINCE,
+        holds=lambda c, x: c.ep >= c.tp if x.is_moe else True,
+        message="With experts --ep {ep} has to be at least --tp {tp}: routed experts are no longer cut by TP.",
+        source="torchtitan pull request 4794 (September 2026)",
+    ),
+    Rule(
+        id="torchtitan-no-etp",
+        option="--etp",
+        field="etp",
+        runtimes=_ONLY,
+        since=_NO_EXPERT_TP_SINCE,
+        holds=lambda c, x: c.etp == 1,
+        message="--etp {etp}: tensor parallelism of routed experts was removed.",
+        source="torchtitan pull request 4794 (September 2026)",
+    ),
+    Rule(
         id="torchtitan-uneven",
         option="--first-stage-layers",
         field="first_stage_layers",
         others=("last_stage_layers",),
-        runtimes=_ONLY,
+        runtimes=_NATIVE,
         holds=lambda c, x: (c.first_stage_layers == 0) & (c.last_stage_layers == 0),
         message="Stages are split by weight (embedding and head count as one block each); a count for the "
         "first or last "
@@ -144,7 +195,7 @@ TORCHTITAN: tuple[Rule, ...] = (
         id="torchtitan-schedule",
         option="--schedule",
         field="schedule",
-        runtimes=_ONLY,
+        runtimes=_NATIVE,
         silent=True,
         holds=runs_schedule,
         message="The parameters here are always sharded by fully_shard, under which a schedule that splits the "
@@ -157,7 +208,7 @@ TORCHTITAN: tuple[Rule, ...] = (
         option="--account-for-embedding",
         field="account_for_embedding",
         others=("account_for_loss",),
-        runtimes=_ONLY,
+        runtimes=_NATIVE,
         holds=lambda c, x: ~(c.account_for_embedding | c.account_for_loss),
         message="Embedding and head always count as one block each here; the switches are Megatron's.",
         source=_PIPELINE,
@@ -167,7 +218,7 @@ TORCHTITAN: tuple[Rule, ...] = (
         option="--pp",
         field="pp",
         others=("vpp",),
-        runtimes=_ONLY,
+        runtimes=_NATIVE,
         holds=lambda c, x: (c.pp == 1) | (c.pp * c.vpp <= x.layers + 2),
         message="pp {pp} · vpp {vpp} stages are more than the {layers} blocks with embedding and head.",
         source=_PIPELINE,
@@ -177,7 +228,7 @@ TORCHTITAN: tuple[Rule, ...] = (
         option="--vpp",
         field="vpp",
         others=("pp",),
-        runtimes=_ONLY,
+        runtimes=_NATIVE,
         holds=_reachable,
         message="No whole number of layers per stage makes pp {pp} · vpp {vpp} stages of {layers} blocks "
         "with embedding and "
@@ -191,6 +242,7 @@ TORCHTITAN: tuple[Rule, ...] = (
         field="pp",
         others=("micro_batch",),
         runtimes=_ONLY,
+        before=_TOKENS_SINCE,
         holds=lambda c, x: (c.pp == 1) | (c.num_micro_batches >= c.pp),
         message="The {m} micro-batches are fewer than the {pp} pipeline ranks.",
         source="torchtitan before b5bcd76c6: hangs; later only warns",
@@ -209,7 +261,7 @@ TORCHTITAN: tuple[Rule, ...] = (
         option="--mtp",
         field=None,
         values=lambda c, x: [False],
-        runtimes=_ONLY,
+        runtimes=_FSDP,
         holds=lambda c, x: x.model.mtp == 0,
         message="Multi-token prediction is not modelled for this runtime.",
         source="not modelled",
@@ -218,26 +270,26 @@ TORCHTITAN: tuple[Rule, ...] = (
         id="torchtitan-recompute-layers",
         option="--recompute-layers",
         field="recompute_layers",
-        runtimes=_ONLY,
+        runtimes=(*_FSDP, "deepspeed-zero", "nanotron"),
         holds=lambda c, x: c.recompute_layers == ALL_LAYERS,
         message="Full recompute covers every block; a number of layers cannot be given.",
         source="torchtitan activation checkpoint modes, from memory",
     ),
     Rule(
         id="torchtitan-recompute-selective",
-        option="--recompute",
-        field="recompute_kind",
+        option="--recompute-modules",
+        field="recompute_modules",
         runtimes=_ONLY,
-        holds=lambda c, x: c.recompute_kind != SELECTIVE,
-        message="The selective mode of this runtime works on a list of operations, not on modules, and is not modelled "
-        "here: choose none or full.",
-        source="torchtitan activation checkpoint modes, from memory",
+        holds=lambda c, x: (c.recompute_kind != SELECTIVE) | (c.recompute_modules == CORE_ATTENTION_MASK),
+        message="The selective mode of this runtime works on a list of operations: it keeps attention and every second "
+        "matrix product of a block, and takes no modules. Choose --recompute selective alone, none or full.",
+        source="torchtitan distributed/activation_checkpoint.py, per-op mode (from memory)",
     ),
     Rule(
         id="torchtitan-overlap-grad",
         option="--overlap-grad",
         field="overlap_grad",
-        runtimes=_ONLY,
+        runtimes=_FSDP,
         holds=lambda c, x: c.overlap_grad,
         message="fully_shard always reduces gradients beside the backward; this cannot be turned off.",
         source="PyTorch documentation of fully_shard",
@@ -246,7 +298,7 @@ TORCHTITAN: tuple[Rule, ...] = (
         id="torchtitan-overlap-param",
         option="--overlap-param",
         field="overlap_param",
-        runtimes=_ONLY,
+        runtimes=_FSDP,
         holds=lambda c, x: c.overlap_param | (c.zero == 0) | ~c.overlap_grad,
         message="fully_shard always gathers the next block beside the current one; this cannot be turned off.",
         source="PyTorch documentation of fully_shard",
@@ -255,7 +307,7 @@ TORCHTITAN: tuple[Rule, ...] = (
         id="torchtitan-overlap-ep",
         option="--overlap-ep",
         field="overlap_ep",
-        runtimes=_ONLY,
+        runtimes=_FSDP,
         holds=lambda c, x: ~c.overlap_ep,
         message="The expert exchange is overlapped only in the DualPipeV schedule, which is not modelled.",
         source=_PIPELINE,
@@ -267,7 +319,7 @@ TORCHTITAN: tuple[Rule, ...] = (
         values=lambda c, x: ["fp32"],
         runtimes=_ONLY,
         # Plain FSDP takes any reduce_dtype; torchtitan's configuration offers fp32 alone.
-        holds=lambda c, x: x.work.grad_dtype == "fp32" or x.alias in ("fsdp", "fsdp2"),
+        holds=lambda c, x: x.work.grad_dtype == "fp32",
         message="torchtitan reduces gradients in fp32 only; name the runtime fsdp for a bf16 reduce_dtype.",
         source="torchtitan 0.2 configuration (mixed_precision_reduce), from memory; PyTorch MixedPrecisionPolicy",
     ),
@@ -282,16 +334,6 @@ TORCHTITAN: tuple[Rule, ...] = (
         "{hidden}, head widths "
         "{head_widths}, feed-forward {dense_ffn} over tp {tp}, experts {expert_ffn} over etp {etp}.",
         source="torchtitan b5bcd76c6 (float8 dims % 16); Transformer Engine fp8 shape check",
-    ),
-    Rule(
-        id="fsdp-needs-shards",
-        option="--tp",
-        field="tp",
-        others=("pp", "dp_replicate"),
-        runtimes=("fsdp", "fsdp2"),
-        holds=lambda c, x: c.dp_shard > 1,
-        message="FSDP needs more than one rank to shard over, and dp·cp / dp-replicate is {dp_shard}.",
-        source="accelerate ParallelismConfig (PR 4180): dp_shard·cp > 1",
     ),
 )
 

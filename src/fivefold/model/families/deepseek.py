@@ -1,4 +1,4 @@
-"""DeepSeek-V2, DeepSeek-V3 and Kimi K2: latent attention, dense first blocks, routed and shared experts.
+"""DeepSeek-V2, V3 and V3.2 and Kimi K2: latent attention, dense first blocks, routed and shared experts.
 
 Facts: DeepSeek-V2 (arXiv 2405.04434) section 2.1, DeepSeek-V3 (arXiv 2412.19437) section 2, the classes in
 transformers 5.24, and for moe_layer_freq, which those classes ignore, DeepSeek's own modelling code (from memory):
@@ -8,10 +8,12 @@ The router's e_score_correction_bias is a buffer (transformers: nn.Buffer), not 
 
 from __future__ import annotations
 
+import msgspec
+
 from fivefold.model.families.dense import SHARED_OPTIONAL, SIZES, feed_forward
 from fivefold.model.families.moe import routed
-from fivefold.model.families.reader import MAX_LAYERS, ROPE_KEYS, Family, Reader, keys
-from fivefold.model.spec import Block, LatentAttention, ModelSpec
+from fivefold.model.families.reader import MAX_LAYERS, MAX_POSITIONS, ROPE_KEYS, Family, Reader, keys
+from fivefold.model.spec import Block, Indexer, LatentAttention, ModelSpec
 
 REQUIRED = SIZES | keys(
     """
@@ -53,6 +55,20 @@ def latent_attention(reader: Reader) -> LatentAttention:
     return mixer
 
 
+def _sparse_attention(reader: Reader, mixer: LatentAttention) -> LatentAttention:
+    """With V3.2's indexer where the family has one; it reads the query latent, so that must exist."""
+    if "index_topk" not in reader.family.required:
+        return mixer
+    if mixer.q_lora_rank is None:
+        raise reader.error("q_lora_rank", "the indexer reads the query latent: must be a whole number")
+    indexer = Indexer(
+        heads=reader.size("index_n_heads"),
+        head_dim=reader.size("index_head_dim"),
+        top_k=reader.size("index_topk", high=MAX_POSITIONS),
+    )
+    return msgspec.structs.replace(mixer, indexer=indexer)
+
+
 def mtp_modules(reader: Reader) -> int:
     """Multi-token-prediction modules that the file states (num_mtp_layers is transformers' newer spelling)."""
     older = reader.size("num_nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
@@ -64,7 +80,7 @@ def mtp_modules(reader: Reader) -> int:
 
 def read_deepseek(reader: Reader) -> ModelSpec:
     layers = reader.layers()
-    mixer = latent_attention(reader)
+    mixer = _sparse_attention(reader, latent_attention(reader))
     shared = reader.size("n_shared_experts", 0, low=0) * reader.size("moe_intermediate_size")
     sparse = Block(
         mixer=mixer,
@@ -102,6 +118,15 @@ FAMILIES = (
         architecture="DeepseekV3ForCausalLM",
         required=REQUIRED,
         optional=OPTIONAL,
+        irrelevant=IRRELEVANT,
+        read=read_deepseek,
+    ),
+    Family(
+        model_type="deepseek_v32",
+        architecture="DeepseekV32ForCausalLM",
+        required=REQUIRED | keys("index_n_heads index_head_dim index_topk"),
+        optional=OPTIONAL,
+        fixed={"mlp_bias": (False,)},
         irrelevant=IRRELEVANT,
         read=read_deepseek,
     ),

@@ -124,6 +124,9 @@ FAMILIES = (
     Family(
         model_type="llama",
         architecture="LlamaForCausalLM",
+        # The spellings of the first converted files (from memory).
+        other_architectures=("LLaMAForCausalLM",),
+        aliases={"max_sequence_length": "max_position_embeddings"},
         required=SIZES,
         optional=SHARED_OPTIONAL | {"num_key_value_heads", "head_dim", "attention_bias", "mlp_bias"},
         irrelevant=ROPE_KEYS | {"pretraining_tp"},
@@ -146,7 +149,8 @@ FAMILIES = (
         required=SIZES | {"num_key_value_heads"},
         optional=SHARED_OPTIONAL | QWEN_WINDOW | {"layer_types", "head_dim"},
         # The bias is part of the architecture; transformers ignores a key that says otherwise.
-        fixed={"attention_bias": (True,), "qkv_bias": (True,)},
+        # use_mrope is of the models that read images, and written, as false, into Qwen2.5's files (from memory).
+        fixed={"attention_bias": (True,), "qkv_bias": (True,), "use_mrope": (False,)},
         irrelevant=ROPE_KEYS,
         read=read_qwen2,
     ),

@@ -24,6 +24,7 @@ MAX_EXPERTS = 1 << 16
 MAX_SIZE = 1 << 20
 MAX_VOCAB = 1 << 24
 MAX_POSITIONS = 1 << 31
+MAX_NUMBER = 1 << 40
 
 # hidden_act / activation_function spellings of transformers' ACT2FN (transformers 5.24).
 ACTIVATIONS: dict[str, Activation] = {
@@ -34,6 +35,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 
 
@@ -92,23 +94,41 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     fixed:      keys that may only have the listed values, because others are not modelled or ignored by transformers.
     irrelevant: known keys that change neither parameters nor FLOPs (routing rules, loss weights ...).
     rope_theta, norm_eps: the class's own defaults of the two.
+    norm_eps_keys: spellings of the norms' epsilon.
+    aliases:    other spellings of a key that transformers' class or older files use.
+    tables:     keys that hold a table of further keys, which are then known as "table.key".
+    other_architectures: names of the same model in files older than transformers' class.
+    rope_share: the class's own default of the share of a head that turns.
+    defaults:   the class's own values of sizes that published files of the family leave out.
     read:       makes the ModelSpec; it may touch required and optional keys, the rotary ones and the norm's epsilon.
     """
 
     model_type: str
     architecture: str
+    other_architectures: tuple[str, ...] = ()
     required: frozenset[str]
     optional: frozenset[str] = frozenset()
     fixed: dict[str, tuple[Any, ...]] = {}
     irrelevant: frozenset[str] = frozenset()
+    aliases: dict[str, str] = {}
+    tables: tuple[str, ...] = ()
     rope_theta: float = 10_000.0
+    rope_share: float = 1.0
+    defaults: dict[str, Any] = {}
     norm_eps: float = 1e-6
+    norm_eps_keys: frozenset[str] = NORM_EPS
     read: Callable[[Reader], ModelSpec]
 
     @property
     def known(self) -> frozenset[str]:
         return (
-            self.required | self.optional | self.irrelevant | NORM_EPS | COMMON_IRRELEVANT | frozenset(self.all_fixed)
+            self.required
+            | self.optional
+            | self.irrelevant
+            | self.norm_eps_keys
+            | frozenset(self.tables)
+            | COMMON_IRRELEVANT
+            | frozenset(self.all_fixed)
         )
 
     @property
@@ -119,14 +139,24 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 class Reader:
     """Typed, bounded access to the keys of one configuration; every error names the file and the key."""
 
-    def __init__(self, config: Mapping[str, Any], family: Family, name: str, where: str) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        family: Family,
+        name: str,
+        where: str,
+        spelled: Mapping[str, str] | None = None,
+    ) -> None:
+        """spelled: how the file spells the keys that it gives under another name."""
         self.config = config
         self.family = family
         self.name = name
         self.where = where
+        self.spelled = spelled or {}
 
     def error(self, key: str, problem: str, legal: Any = None) -> FivefoldError:
         value = self.config.get(key)
+        key = self.spelled.get(key, key)
         shown = repr(value)
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
         return FivefoldError(
@@ -182,7 +212,7 @@ class Reader:
 
     def norm_eps(self) -> float:
         """What the norms add to the variance; the class's default where the file does not say."""
-        for key in sorted(NORM_EPS & self.config.keys()):
+        for key in sorted(self.family.norm_eps_keys & self.config.keys()):
             value = self.config[key]
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1:
                 raise self.error(key, "must be a number between 0 and 1", "0..1")
@@ -198,22 +228,57 @@ class Reader:
             return default
         return self.optional_size("sliding_window", high=MAX_POSITIONS)
 
-    def model(self, blocks: Iterable[Block], *, mtp: int = 0) -> ModelSpec:
-        """The ModelSpec from the keys that every family but gpt2 spells alike."""
-        max_position = self.size("max_position_embeddings", high=MAX_POSITIONS)
-        return ModelSpec(
-            name=self.name,
-            family=self.family.model_type,
-            hidden=self.size("hidden_size"),
-            vocab=self.size("vocab_size", high=MAX_VOCAB),
-            max_position=max_position,
-            rotary=read_rotary(self, self.family.rope_theta, max_position),
-            norm_eps=self.norm_eps(),
-            runs=runs(blocks),
-            tied_embeddings=self.flag("tie_word_embeddings", False),
-            mtp=mtp,
-            source=self.where,
-        )
+    def layer_types(self, key: str, layers: int, legal: tuple[str, ...], default: Callable[[int], str]) -> list[str]:
+        """The kind of each block: one of `legal` for each, or default(block number) where the key is absent or null."""
+        given = self.config.get(key)
+        if given is None:
+            return [default(i) for i in range(layers)]
+        if not isinstance(given, list) or len(given) != layers or not all(kind in legal for kind in given):
+            raise self.error(key, f"must name one of {', '.join(legal)} for each of {layers} blocks", list(legal))
+        return given
+
+    def number(self, key: str) -> float | None:
+        """A number of any sign up to MAX_NUMBER, None where the key is absent or null."""
+        value = self.config.get(key)
+        if value is not None and not is_number(value):
+            raise self.error(key, "must be a number or null")
+        return value
+
+    def model(
+        self,
+        blocks: Iterable[Block],
+        *,
+        hidden: str = "hidden_size",
+        positions: str = "max_position_embeddings",
+        default_positions: Any = _REQUIRED,
+        tied: bool = False,
+        **fields: Any,
+    ) -> ModelSpec:
+        """The ModelSpec from the keys that families spell alike.
+
+        hidden, positions: the family's keys of the two. default_positions: the class's own, where it has one.
+        tied: whether embeddings are tied where the file does not say. fields: of ModelSpec, which win.
+        """
+        max_position = self.size(positions, default_positions, high=MAX_POSITIONS)
+        common = {
+            "name": self.name,
+            "family": self.family.model_type,
+            "hidden": self.size(hidden),
+            "vocab": self.size("vocab_size", high=MAX_VOCAB),
+            "max_position": max_position,
+            "norm_eps": self.norm_eps(),
+            "runs": runs(blocks),
+            "source": self.where,
+        }
+        if "tied_embeddings" not in fields:
+            common["tied_embeddings"] = self.flag("tie_word_embeddings", tied)
+        if "rotary" not in fields:
+            common["rotary"] = read_rotary(self, self.family.rope_theta, max_position, self.family.rope_share)
+        return ModelSpec(**common | fields)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
 
 
 def runs(blocks: Iterable[Block]) -> tuple[BlockRun, ...]:

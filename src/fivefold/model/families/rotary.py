@@ -21,7 +21,11 @@ _MAX_KIND = 32
 _MAX_THETA = 1e12
 
 
-def read_rotary(reader: Reader, default_theta: float, max_position: int) -> Rotary:
+# Kinds of blocks that configurations with two rotary embeddings key them by; the one of full attention is the model's.
+_FULL, _WINDOWED = "full_attention", "sliding_attention"
+
+
+def read_rotary(reader: Reader, default_theta: float, max_position: int, default_share: float = 1.0) -> Rotary:
     """Rotary of the configuration. A theta inside rope_parameters wins over the one at the top, as in transformers."""
     inner = _inner(reader)
     top = reader.config
@@ -29,8 +33,8 @@ def read_rotary(reader: Reader, default_theta: float, max_position: int) -> Rota
         reader, "rope_theta", inner.get("rope_theta"), top.get("rope_theta"), default_theta, high=_MAX_THETA
     )
     share = _number(
-        reader, "partial_rotary_factor", inner.get("partial_rotary_factor"), top.get("partial_rotary_factor"), 1.0,
-        high=1.0,
+        reader, "partial_rotary_factor", inner.get("partial_rotary_factor"), top.get("partial_rotary_factor"),
+        default_share, high=1.0,
     )  # fmt: skip
     kind = inner.get("rope_type", inner.get("type", "default"))
     if not isinstance(kind, str) or not 1 <= len(kind) <= _MAX_KIND or not kind.isidentifier():
@@ -58,7 +62,12 @@ def _inner(reader: Reader) -> Mapping[str, Any]:
             continue
         if not isinstance(value, dict):
             raise reader.error(key, "must be a table of rotary parameters, or null")
-        return value
+        if _FULL not in value and _WINDOWED not in value:
+            return value
+        full = value.get(_FULL) or {}
+        if not isinstance(full, dict):
+            raise reader.error(key, f"its {_FULL} must be a table of rotary parameters, or null")
+        return full
     return {}
 
 

@@ -19,6 +19,7 @@ def assumptions(
     *,
     cluster: ClusterFlags = _CLUSTER,
     runtime: RuntimeFlags = _RUNTIME,
+    work: WorkFlags = _NO_WORK_FLAGS,
     output: OutputFlags = _OUTPUT,
 ) -> int:
     """The numbers of the runtime, the GPU and the links that estimates take for granted, with their sources.
@@ -26,7 +27,7 @@ def assumptions(
     Parameters
     ----------
     model
-        Whose estimate; it matters only whether it has experts.
+        Whose estimate; its less common blocks have rows of their own, and so have options such as --offload.
     """
     from fivefold.cli.problem import plan_question
     from fivefold.estimate import Problem
@@ -37,7 +38,7 @@ def assumptions(
 
     if cluster.gpus is None and cluster.cluster is None:
         cluster = replace(cluster, gpus=_GPUS)
-    question = plan_question(model, _NO_MODEL_FLAGS, cluster, _NO_WORK_FLAGS, runtime)
+    question = plan_question(model, _NO_MODEL_FLAGS, cluster, work, runtime)
     problem = Problem(question.model, question.cluster, question.work, load_runtime(question.runtime))
     rows = taken(problem)
     if output.json:

@@ -30,11 +30,13 @@ def dp_limit(
     dp
         Data-parallel ranks. Default: all GPUs.
     """
+    from fivefold.cli.calibration import refuse_calibration
     from fivefold.cli.problem import cluster_of
     from fivefold.cli.values import fraction
     from fivefold.cluster import dp_limit as limit_of
     from fivefold.estimate.result import envelope
 
+    refuse_calibration(cluster, "The limit of data parallelism is first order, from the links' own numbers.")
     defaults: dict[str, str] = {}
     place = cluster_of(cluster, None, defaults)
     peaks = place.gpu.peak_flops_per_s

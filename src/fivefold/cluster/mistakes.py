@@ -1,0 +1,41 @@
+"""How a mistake in a cluster file is said: with the file, the place, the legal values and what to do."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from fivefold.errors import FivefoldError
+
+
+def file_error(path: object, problem: str, remedy: str, option: str = "--cluster") -> FivefoldError:
+    message = f"Cluster file {str(path)!r}: {problem}. To go on, {remedy}."
+    return FivefoldError(message, code="bad-cluster-file", option=option, value=str(path))
+
+
+def convert(table: dict[str, Any], kind: Any, label: str, place: str) -> Any:
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        text = str(error).replace("`$", f"`{place}" if place else "`").replace("`.", "`")
+        raise FivefoldError(
+            f"Cluster file {label!r}: {text}{f' in {place}' if place and place not in text else ''}. Correct that key.",
+            code="bad-cluster-file",
+            option=place or "--cluster",
+            value=label,
+            legal=list(kind.__struct_fields__),
+        ) from error
+
+
+def refuse_nan(value: Any, label: str, place: str) -> None:
+    """NaN passes range checks; every number of a file has to be finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise file_error(label, f"{place} is not a finite number", "give a finite number", option=place)
+    if isinstance(value, dict):
+        for key, item in value.items():
+            refuse_nan(item, label, f"{place}.{key}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for at, item in enumerate(value):
+            refuse_nan(item, label, f"{place}[{at}]")

@@ -1,0 +1,69 @@
+"""What a piece's attention takes, flash or not, and what the host takes to launch its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fivefold.cluster.compute import (
+    Curve,
+    Precision,
+    attention_seconds,
+    batched_gemm_seconds,
+    streaming_seconds,
+)
+from fivefold.cluster.groups import Placement
+from fivefold.cluster.spec import Gpu
+from fivefold.estimate.ledger import Attend, Ledger
+from fivefold.runtime import Profile
+
+
+def flash_seconds(
+    curve: Curve, gpu: Gpu, row: Attend, work: np.ndarray, precision: Precision, kernel: str | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Forward and backward seconds of a flash kernel alone, [K]; `work` is the forward FLOPs. In 16 bit under every
+    recipe."""
+    ahead, back = (
+        attention_seconds(curve, gpu, flops, row.seq, row.head_dim, precision, backward=side, kernel=kernel)
+        for flops, side in ((work, False), (2.5 * work, True))  # flash attention's backward: five products
+    )
+    return ahead, back
+
+
+def unfused_seconds(
+    curve: Curve, gpu: Gpu, row: Attend, work: np.ndarray, precision: Precision
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same without one: two batched products each way over whole squares of scores, and what passes through memory
+    between them: softmax, and dropout on its output (Megatron-LM's fused kernel for the first, PyTorch's for the
+    second)."""
+    seq = np.asarray(row.seq, dtype=float)
+    heads = np.asarray(row.scores, dtype=float) / seq**2
+    width = work / (4 * heads * seq**2)
+    score = batched_gemm_seconds(curve, gpu, heads, seq, seq, width, precision)
+    value = batched_gemm_seconds(curve, gpu, heads, seq, width, seq, precision)
+    # 16-bit scores: softmax reads and writes; dropout reads, writes and writes a mask; backward reads two of each.
+    ahead = streaming_seconds(curve, gpu, 9 * heads * seq**2, 2)
+    back = streaming_seconds(curve, gpu, 11 * heads * seq**2, 2)
+    return score + value + ahead, score + 3 * value + back
+
+
+def launch_seconds(
+    ledger: Ledger, runtime: Profile, placements: Mapping[str, Placement], unfused: bool, side: str
+) -> np.ndarray:
+    """Host seconds to launch a piece's operations of one pass one by one, [K].
+
+    Products and attention launch once forward and twice backward, collectives once where they move something.
+    """
+    passes = {"forward": 1, "backward": 2}[side]
+    attends = len(ledger.attends) * (4 if unfused else 1)
+    further = ledger.total([np.asarray(row.groups) - 1.0 for row in ledger.gemms if row.grouped])
+    # What a key does not have moves nothing and launches nothing.
+    launched = [*ledger.streams, *ledger.scans]
+    moved = [getattr(row, f"{side}_bytes") for row in launched]
+    moved += [row.bytes * (placements[row.axis].n > 1) * row.ring_steps for row in ledger.exchanges if row.when == side]
+    kernels = [getattr(row, f"{side}_kernels") for row in launched]
+    kernels += [1] * (len(moved) - len(kernels))
+    products = sum(not row.adapter for row in ledger.gemms)  # an adapter's are small, and were not measured
+    launches = passes * (products + attends) + np.array(kernels) @ (ledger.stack(moved) > 0)
+    return runtime.launch_host_s * launches + passes * runtime.group_launch_host_s * further

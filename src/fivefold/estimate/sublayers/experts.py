@@ -1,0 +1,116 @@
+"""Routed experts: router, dispatch, grouped products, combination, and the shared experts beside them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fivefold.estimate.ledger import Exchange, Gemm, Ledger, Saved, Stream, Weight, Working
+from fivefold.estimate.sublayers.feed import FeedWriter
+from fivefold.estimate.sublayers.linears import SINGLE
+from fivefold.model.spec import Experts
+
+
+class ExpertWriter(FeedWriter):
+    def _experts(self, ledger: Ledger, feed: Experts) -> None:
+        s, h = self.shard, self.hidden
+        local = feed.num_experts / s.ep
+        inputs = 2 if feed.gated else 1
+        width = feed.ffn / s.etp
+        ledger.weights.append(Weight("router", h * feed.num_experts, factored=h + feed.num_experts, part="feed"))
+        ledger.weights.append(
+            Weight(
+                "experts.fc1",
+                local * h * inputs * width,
+                expert=True,
+                factored=local * (h + inputs * width),
+                copies=local,
+                part="feed",
+            )
+        )
+        ledger.weights.append(
+            Weight(
+                "experts.fc2", local * h * width, expert=True, factored=local * (h + width), copies=local, part="feed"
+            )
+        )
+        self._expert_biases(ledger, feed)
+        sent = s.norm_tokens * feed.top_k
+        # The busiest rank of an expert-parallel group sets the pace and the peak; without ep nothing can be uneven.
+        received = sent * s.etp * np.where(s.ep > 1, self.work.moe_imbalance, 1.0)
+        ledger.gemms.append(Gemm("router", "moe", s.norm_tokens, feed.num_experts, h, sixteen_bit=True))
+        ledger.streams.append(
+            Stream(
+                "routing",
+                "moe",
+                8 * SINGLE * s.norm_tokens * feed.num_experts,
+                4 * SINGLE * s.norm_tokens * feed.num_experts,
+                6,
+                4,
+            )
+        )
+        ledger.saved.append(Saved("router probabilities", "moe", 2 * SINGLE * s.norm_tokens * feed.num_experts))
+        self._permutation(ledger, sent, received, feed.top_k)
+        self._expert_exchanges(ledger, sent * self._copies(feed.top_k), received)
+        ledger.saved.append(Saved("experts.fc1 input", "moe", self.linear_input_bytes * received * h))
+        rows = received / local
+        ledger.gemms.append(Gemm("experts.fc1", "moe", rows, inputs * width, h, groups=local, grouped=True))
+        act = self.element_bytes * received * width
+        self._activation(ledger, "experts", "moe", "moe_act", act, inputs)
+        ledger.gemms.append(Gemm("experts.fc2", "moe", rows, h, width, groups=local, grouped=True, ends_block=True))
+        ledger.working.append(
+            Working("gradient of experts.fc1 output", self.element_bytes * received * h + inputs * act)
+        )
+        ledger.working.append(
+            Working("dispatched and permuted gradients", self.element_bytes * (sent + 2 * received) * h)
+        )
+        if feed.shared_ffn:
+            self._mlp(ledger, "shared_experts", "shared_experts", feed.shared_ffn, feed.gated, bias=False)
+            if feed.shared_gate:
+                self._shared_gate(ledger)
+
+    def _copies(self, top_k: int) -> np.ndarray:
+        """Copies of a token that are sent, over the experts it goes to: with equal chances one for each rank hit."""
+        ep = self.shard.ep
+        hit = ep * (1 - (1 - 1 / ep) ** top_k) / top_k
+        return np.where((ep > 1) & self.runtime.tokens_sent_once, hit, 1.0)
+
+    def _permutation(self, ledger: Ledger, sent: np.ndarray, received: np.ndarray, top_k: int) -> None:
+        """Tokens in the order of ranks before they are sent and of experts after; sent once, only the latter."""
+        unit, once = self.element_bytes * self.hidden, self.runtime.tokens_sent_once
+        moved = unit * (received + self._copies(top_k) * sent) if once else 2 * unit * (sent + received)
+        kernels = 2 if once else 4
+        for name in ("permute", "unpermute"):
+            ledger.streams.append(Stream(name, "moe", moved, moved, kernels, kernels))
+
+    def _expert_biases(self, ledger: Ledger, feed: Experts) -> None:
+        """The last one is added after the reduction over etp, so that every rank of it has it whole."""
+        s = self.shard
+        local = feed.num_experts / s.ep
+        if feed.router_bias:
+            ledger.weights.append(Weight("router.bias", feed.num_experts, matrix=False, part="feed"))
+        if feed.bias:
+            into = (2 if feed.gated else 1) * feed.ffn / s.etp
+            ledger.weights += [
+                Weight("experts.fc1.bias", local * into, expert=True, matrix=False, part="feed"),
+                Weight("experts.fc2.bias", local * self.hidden, expert=True, matrix=False, part="feed"),
+            ]
+
+    def _shared_gate(self, ledger: Ledger) -> None:
+        """The shared experts' output times the sigmoid of one number a token, for whose gradient the output is kept."""
+        s, h = self.shard, self.hidden
+        self._replicated(ledger, "shared_gate", h, 1, s.norm_tokens, bias=False, module="moe")
+        moved = self.element_bytes * s.norm_tokens * h
+        ledger.streams.append(Stream("shared_gate", "moe", 2 * moved, 3 * moved))
+        ledger.saved.append(Saved("shared_gate.input", "moe", moved))
+
+    def _expert_exchanges(self, ledger: Ledger, sent: np.ndarray, received: np.ndarray) -> None:
+        s, h = self.shard, self.hidden
+        imbalance = np.where(s.ep > 1, self.work.moe_imbalance, 1.0)
+        a2a = self.element_bytes * sent * h * imbalance
+        gathered = np.where(s.etp > 1, self.element_bytes * received * h, 0.0)
+        for when in ("forward", "backward"):
+            ledger.exchanges += [
+                Exchange("dispatch", "ep", "all_to_all", a2a, when, module="moe"),
+                Exchange("combine", "ep", "all_to_all", a2a, when, module="moe"),
+                Exchange("gather tokens", "etp", "all_gather", gathered, when, module="moe"),
+                Exchange("scatter tokens", "etp", "reduce_scatter", gathered, when, module="moe"),
+            ]

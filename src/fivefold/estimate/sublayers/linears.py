@@ -1,0 +1,181 @@
+"""Linear layers, norms and residuals with their collectives: what every sublayer is written with.
+
+Bytes per element: activations are 2 (bf16, fp16) or 4 (fp32); under the fp8 recipe the inputs of linear layers are
+saved in fp8, 1 byte.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from fivefold.estimate.ledger import Column, Exchange, Gemm, Ledger, Module, Saved, Stream, Weight
+from fivefold.estimate.shard import Shard
+from fivefold.layout.workload import QUANTISED, QUANTISED_BYTES, Workload
+from fivefold.model.spec import Block, ModelSpec, Norm
+from fivefold.runtime import Profile
+
+SINGLE = 4  # bytes of an fp32 element
+# (bytes per element, kernels) forward and backward of what PyTorch runs operation by operation in fp32. An RMS norm:
+# cast (6), square (8), mean (4), times the inverse root (8), cast (6), times the weight (4); backward the casts, two
+# products each way and two sums. A rotary embedding: cast, complex product, cast (PyTorch's rms_norm before 2.9,
+# transformers' LlamaRMSNorm and torchtitan's apply_rotary_emb; counted from memory of them).
+_EAGER_NORM = ((36, 6), (56, 9))
+_EAGER_ROTARY = ((20, 3), (20, 3))
+
+
+class LinearWriter:
+    """Writes rows for one model, workload and runtime over one set of keys."""
+
+    def __init__(self, model: ModelSpec, work: Workload, runtime: Profile, shard: Shard) -> None:
+        self.model = model
+        self.work = work
+        self.runtime = runtime
+        self.shard = shard
+        self.hidden = model.hidden
+        self.element_bytes = work.compute_bytes
+        # The fp8 recipes of Transformer Engine quantise a linear's input once and keep the quantised copy; torchao's
+        # keep the input as it came.
+        quantised = work.precision in QUANTISED and runtime.fp8_saves_inputs
+        self.linear_input_bytes = QUANTISED_BYTES[work.precision] if quantised else self.element_bytes
+
+    # ---------------------------------------------------------------- norms and residuals
+
+    def _norm(self, ledger: Ledger, name: str, block: Block, module: Module, *, keeps_input: bool = True) -> None:
+        """A norm before linear layers: its input and its output, which is theirs, are kept.
+
+        keeps_input: False where another operation of the block keeps the same tensor."""
+        elements = self.shard.norm_tokens * self.hidden
+        self._norm_weights(ledger, name, self.hidden, block.norm, block.norm_bias)
+        self._norm_stream(ledger, name, module, elements, block.norm)
+        if self.runtime.norms_kept_fp32 and block.norm == "rmsnorm":
+            # The square and the scaling keep the fp32 copy, the product with the weight the normalised value.
+            ledger.saved.append(Saved(f"{name}.fp32 input", module, SINGLE * elements))
+            ledger.saved.append(Saved(f"{name}.normalised", module, self.element_bytes * elements))
+        elif keeps_input:
+            ledger.saved.append(Saved(f"{name}.input", "mixer", self.element_bytes * elements))
+        ledger.saved.append(Saved(f"{name}.output", module, self.linear_input_bytes * elements))
+
+    def _output_norm(self, ledger: Ledger, name: str, block: Block) -> None:
+        """A norm of what a sublayer gives, before the residual: its output is added and not kept."""
+        elements = self.shard.norm_tokens * self.hidden
+        self._norm_weights(ledger, name, self.hidden, block.norm, block.norm_bias)
+        self._norm_stream(ledger, name, "mixer", elements, block.norm)
+        ledger.saved.append(Saved(f"{name}.input", "mixer", self.element_bytes * elements))
+
+    def _norm_weights(self, ledger: Ledger, name: str, width: Column, kind: Norm, bias: bool) -> None:
+        if kind != "layernorm_fixed":
+            ledger.weights.append(Weight(name, width * (2 if bias else 1), matrix=False))
+
+    def _norm_stream(
+        self, ledger: Ledger, name: str, module: Module, elements: Column, kind: Norm = "layernorm"
+    ) -> None:
+        if self.runtime.unfused_norms and kind == "rmsnorm":
+            ledger.streams.append(_eager(name, module, elements, _EAGER_NORM))
+            return
+        moved = self.element_bytes * elements
+        ledger.streams.append(Stream(name, module, 2 * moved, 3 * moved))
+
+    def _rotary(self, ledger: Ledger, elements: Column) -> None:
+        if self.runtime.unfused_norms:
+            ledger.streams.append(_eager("rotary", "mixer", elements, _EAGER_ROTARY))
+            return
+        moved = self.element_bytes * elements
+        ledger.streams.append(Stream("rotary", "mixer", 2 * moved, 2 * moved, 2, 2))
+
+    def _residual(self, ledger: Ledger, name: str) -> None:
+        moved = self.element_bytes * self.shard.norm_tokens * self.hidden
+        ledger.streams.append(Stream(name, "mixer", 3 * moved, 3 * moved))
+
+    # ---------------------------------------------------------------- linear layers and their collectives
+
+    def _column_parallel(self, ledger: Ledger, name: str, module: Module, out: np.ndarray, *, bias: bool) -> None:
+        s, h = self.shard, self.hidden
+        ledger.weights.append(Weight(name, h * out, factored=h + out, part=_part(module)))
+        if bias:
+            ledger.weights.append(Weight(f"{name}.bias", out, matrix=False))
+        ledger.gemms.append(Gemm(name, module, s.tokens, out, h))
+        self._gather_for_column(ledger, name, self.element_bytes * s.tokens * h, module)
+
+    def _gather_for_column(self, ledger: Ledger, name: str, full: np.ndarray, module: Module) -> None:
+        """Sequence parallelism gathers the input (again in backward, behind dgrad) and scatters its gradient behind
+        wgrad; plain tensor parallelism all-reduces the input's gradient behind wgrad (Megatron-LM's linear layers)."""
+        s = self.shard
+        if int(s.tp.max(initial=1)) == 1:
+            return
+        with_sp = np.where(s.sp, full, 0.0)
+        without = np.where(s.sp, 0.0, full)
+        if self.runtime.gathered_inputs_kept:
+            # Beside the norm's own output, which is kept too.
+            ledger.saved.append(Saved(f"{name} gathered input", module, with_sp))
+        again = 0.0 if self.runtime.gathered_inputs_kept else with_sp
+        ledger.exchanges += [
+            Exchange(f"gather {name} input", "tp", "all_gather", with_sp, "forward", module=module),
+            Exchange(
+                f"gather {name} input", "tp", "all_gather", again, "backward", behind=(name, "dgrad"), module=module
+            ),
+            Exchange(
+                f"scatter {name} gradient",
+                "tp",
+                "reduce_scatter",
+                with_sp,
+                "backward",
+                behind=(name, "wgrad"),
+                module=module,
+            ),
+            Exchange(
+                f"reduce {name} gradient",
+                "tp",
+                "all_reduce",
+                without,
+                "backward",
+                behind=(name, "wgrad"),
+                module=module,
+            ),
+        ]
+
+    def _row_parallel(
+        self, ledger: Ledger, name: str, module: Module, width: np.ndarray, *, bias: bool, ends_block: bool = False
+    ) -> None:
+        s, h = self.shard, self.hidden
+        ledger.weights.append(Weight(name, width * h, factored=width + h, part=_part(module)))
+        if bias:
+            ledger.weights.append(Weight(f"{name}.bias", h, matrix=False))
+        ledger.gemms.append(Gemm(name, module, s.tokens, h, width, ends_block=ends_block))
+        if int(s.tp.max(initial=1)) == 1:
+            return
+        full = self.element_bytes * s.tokens * h
+        ledger.exchanges += [
+            Exchange(
+                f"scatter {name} output", "tp", "reduce_scatter", np.where(s.sp, full, 0.0), "forward", module=module
+            ),
+            Exchange(
+                f"gather {name} gradient", "tp", "all_gather", np.where(s.sp, full, 0.0), "backward", module=module
+            ),
+            Exchange(f"reduce {name} output", "tp", "all_reduce", np.where(s.sp, 0.0, full), "forward", module=module),
+        ]
+
+    def _replicated(
+        self, ledger: Ledger, name: str, k: int, n: int, tokens: np.ndarray, *, bias: bool, module: Module = "mixer"
+    ) -> None:
+        """A small projection that every tensor-parallel rank holds whole and applies to `tokens`."""
+        ledger.weights.append(Weight(name, k * n, factored=k + n, part=_part(module)))
+        if bias:
+            ledger.weights.append(Weight(f"{name}.bias", n, matrix=False))
+        ledger.gemms.append(Gemm(name, module, tokens, n, k))
+
+    def _plain(self, ledger: Ledger, name: str, k: Column, n: Column) -> None:
+        """A projection inside a mixer between tensors that this rank already has; collectives are the caller's."""
+        ledger.weights.append(Weight(name, k * n, factored=k + n))
+        ledger.gemms.append(Gemm(name, "mixer", self.shard.tokens, n, k))
+
+
+def _eager(name: str, module: Module, elements: Column, passes: tuple[tuple[int, int], tuple[int, int]]) -> Stream:
+    (ahead, first), (back, second) = passes
+    return Stream(name, module, ahead * elements, back * elements, first, second)
+
+
+def _part(module: Module) -> Literal["mixer", "feed"]:
+    """The sublayer that an operation's recomputation module belongs to."""
+    return "feed" if module in ("mlp", "moe") else "mixer"

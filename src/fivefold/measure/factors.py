@@ -1,0 +1,107 @@
+"""The factors of a calibration fitted to converted runs, and the priors that hold them.
+
+Predictions are exact at every step of the fit: the same kernel, with the factors applied as an estimate applies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+
+import numpy as np
+from msgspec.structs import replace
+
+from fivefold.cluster.calibration import CONSTANTS, Calibration, Constant, Fit
+from fivefold.errors import FivefoldError
+from fivefold.measure.convert import Case, Unconvertible
+from fivefold.measure.fitting import Solution, left_out, solve
+from fivefold.measure.predict import Predicted, predict_all
+
+# Standard deviation of the log of each factor between published stacks: chosen so that three runs of a stack predict
+# its others best (benchmarks/accuracy_calibrated.py), rounded. Loose ones help some sources and harm others.
+WIDTHS: dict[Constant, float] = {
+    "products": 0.05,
+    "attention": 0.03,
+    "memory": 0.20,
+    "scale_up": 0.05,
+    "network": 0.10,
+    "step": 0.5,
+    "launch": 0.02,
+}
+_FAR = ("step", "launch")  # factors that matter little for most runs, and are moved far to see a difference
+_ROUNDS = 4  # of pricing; the slopes are those at 1, near which the priors keep the factors
+_SETTLED = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """N runs, K factors in the order of CONSTANTS.
+
+    plain, fitted: logs of the predicted seconds without and with the factors, [N]. left_out: what is left of each run
+    when it does not count, to first order, [N]; NaN for a lone run. slopes: [N, K] at factors of 1.
+    """
+
+    solution: Solution
+    slopes: np.ndarray
+    plain: np.ndarray
+    fitted: np.ndarray
+    left_out: np.ndarray
+
+    @property
+    def factors(self) -> dict[Constant, float]:
+        return as_factors(self.solution.logs)
+
+
+def fit(cases: Sequence[Case], widths: Mapping[Constant, float] = WIDTHS) -> Fitted:
+    """Fit cases of one GPU and runtime, whose choices are made, that can be priced, and whose seconds are measured."""
+    width = np.array([widths[name] for name in CONSTANTS])
+    measured = np.log([float(case.run.measured_s or 0) for case in cases])
+    ones = np.zeros(len(CONSTANTS))
+    plain = now = log_seconds(cases, ones)
+    slopes = slopes_at(cases, ones, now)
+    left = measured - now  # what the factors have to explain, if all were linear
+    solution = solve(slopes, left, width)
+    for _ in range(_ROUNDS - 1):
+        now = log_seconds(cases, solution.logs)
+        left = measured - now + slopes @ solution.logs
+        before, solution = solution, solve(slopes, left, width)
+        if np.abs(slopes @ (solution.logs - before.logs)).max() < _SETTLED:
+            break
+    apart = left_out(slopes, left, width) if len(cases) > 1 else np.full(1, np.nan)
+    return Fitted(solution, slopes, plain, log_seconds(cases, solution.logs), apart)
+
+
+def slopes_at(cases: Sequence[Case], logs: np.ndarray, now: np.ndarray) -> np.ndarray:
+    """[N, K] change of the logs of the predicted seconds, `now`, with each factor's log, by differences."""
+    columns = []
+    for at, name in enumerate(CONSTANTS):
+        step = 0.5 if name in _FAR else 0.1
+        moved = logs.copy()
+        moved[at] += step
+        columns.append((log_seconds(cases, moved) - now) / step)
+    return np.stack(columns, axis=1)
+
+
+def log_seconds(cases: Sequence[Case], logs: np.ndarray) -> np.ndarray:
+    """[N] logs of the predicted seconds with factors of these logs. Raises FivefoldError for what cannot be priced."""
+    found = predict_all([with_factors(case, as_factors(logs)) for case in cases])
+    lost = next((each for each in found if isinstance(each, Unconvertible)), None)
+    if lost is not None:
+        raise FivefoldError(f"A run cannot be priced: {lost}", code="unpriced-run")
+    return np.log([each.seconds.value for each in found if isinstance(each, Predicted)])
+
+
+def as_factors(logs: np.ndarray) -> dict[Constant, float]:
+    return {name: exp(value) for name, value in zip(CONSTANTS, logs.tolist(), strict=True)}
+
+
+def with_factors(case: Case, factors: Mapping[Constant, float]) -> Case:
+    """The case on its cluster with these factors."""
+    fit = Fit(gpu=case.cluster.gpu.name, runtime=case.runtime, runs=1, factors=dict(factors), spread=1.0)
+    return with_calibration(case, Calibration(fits=(fit,)))
+
+
+def with_calibration(case: Case, calibration: Calibration) -> Case:
+    """The case on its cluster with a calibration."""
+    return replace(case, cluster=replace(case.cluster, calibration=calibration))

@@ -1,0 +1,48 @@
+"""Numbers of a profile that a published run sets otherwise: by its framework's line, its date and its options."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fivefold.measure.frameworks import Framework, dated
+from fivefold.measure.runs import Run
+from fivefold.runtime import load_runtime
+
+# Shares of a block's launches that a CUDA graph of a module replays (from the ledger's operations of a Llama block and
+# of one with experts); a graph of the whole iteration, or one without a scope, replays all.
+_GRAPHED = (("attn", 0.3), ("mlp", 0.35), ("moe_router", 0.1), ("moe_preprocess", 0.1), ("moe", 0.5))
+# PyTorch's own RMS norm became one kernel with 2.9 (from memory).
+_FUSED_RMS_NORM = "2025-10"
+# torchtitan compiles the loss too since (components/loss.py; the date is from memory): kernels that read 16-bit logits
+# and write their gradient.
+_LOSS_COMPILED = "2025-03"
+_COMPILED_LOSS = {"loss_bytes_per_logit": 4, "loss_moved_bytes": (4.0, 4.0)}
+
+
+def changes_of(run: Run, line: Framework) -> dict[str, Any]:
+    """Of the profile: what the framework's recipes set otherwise, and launches that CUDA graphs replay."""
+    eager = line.runtime in ("torchtitan", "fsdp")
+    if eager and re.search("compile|thunder", f"{run.framework} {run.notes} {run.overlap}", re.IGNORECASE):
+        # Compiled, the loss keeps its fp32 copy of the logits in no tensor of its own (fit: eager and compiled rows of
+        # one model, whose peaks differ by 2 bytes a logit and more).
+        loss = _COMPILED_LOSS if dated(run) >= _LOSS_COMPILED else {"loss_bytes_per_logit": 12}
+        return {**line.changes, **loss, "unfused_norms": False}
+    if line.runtime == "torchtitan" and not line.stands_in and dated(run) < _FUSED_RMS_NORM:
+        return {**line.changes, "unfused_norms": True}
+    sent_once = re.search(r"moe_flex_dispatcher_backend=(deepep|hybridep)", run.overlap or "")
+    changes = {**line.changes, **(line.newer if dated(run) >= line.since else {})}
+    if sent_once:
+        changes["tokens_sent_once"] = True
+    graph = re.search(r"cuda_graph_impl=(\w+)(?:.*cuda_graph_scope=([^;]+))?", run.overlap or "")
+    if graph is None or graph[1] == "none":
+        return changes
+    scope = graph[2] or graph[1]
+    graphed = sum(share for module, share in _GRAPHED if re.search(rf"\b{module}\b", scope))
+    share = 0.0 if "full_iteration" in scope or not graph[2] else max(1 - graphed, 0.0)
+    profile = load_runtime(line.runtime)
+    return {
+        **changes,
+        "launch_host_s": share * profile.launch_host_s,
+        "group_launch_host_s": share * profile.group_launch_host_s,
+    }

@@ -1,0 +1,75 @@
+"""PyTorch's own sharding: FSDP2 (`fully_shard`), also as accelerate sets it up, and FSDP1
+(`FullyShardedDataParallel`)."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from fivefold.runtime.torchtitan import PROFILE as TORCHTITAN
+
+# FSDP2 with PyTorch's own parallel axes around it, and modules as transformers writes them.
+PROFILE = replace(
+    TORCHTITAN,
+    name="fsdp",
+    versions="PyTorch 2.4 to 2.13",
+    oldest=(2, 4),
+    newest=(2, 13),
+    aliases=("fsdp2",),
+    selective_by_operation=False,
+    unfused_norms=True,
+    norms_kept_fp32=True,
+    sources={
+        **TORCHTITAN.sources,
+        "fused_glu": "eager modules of Llama's kind: silu, product and projection save four tensors of the "
+        "intermediate size",
+        "unfused_norms": "transformers' LlamaRMSNorm and apply_rotary_pos_emb, as its modules run without a compiler",
+        "norms_kept_fp32": "transformers LlamaRMSNorm: cast to fp32, square, mean, product, cast back (from memory)",
+        "tp_overlap_hidden": "as torchtitan: PyTorch's asynchronous TP",
+        "step_overhead_s": "as torchtitan",
+    },
+)
+# FSDP2 as accelerate and transformers' Trainer set it up, with transformers' own models.
+ACCELERATE = replace(
+    PROFILE,
+    name="accelerate",
+    versions="accelerate 1.10 to 1.15",
+    oldest=(1, 10),
+    newest=(1, 15),
+    aliases=("transformers", "hf-trainer"),
+    optimizers=("adamw", "sgd", "adafactor", "adamw8bit"),
+    precisions=("bf16",),
+    schedules=("1f1b",),
+    tp_overlap_hidden=0.0,
+    sources={
+        **PROFILE.sources,
+        "schedules": "no pipeline goes with it; 1f1b is what one stage runs",
+        "tp_overlap_hidden": "no such switch",
+    },
+)
+# FSDP1: the same shards, flattened; blocks freed on another stream than they were used on cannot be reused at once.
+FSDP1 = replace(
+    PROFILE,
+    name="fsdp1",
+    versions="PyTorch 1.12 to 2.13",
+    oldest=(1, 12),
+    newest=(2, 13),
+    aliases=(),
+    optimizers=("adamw", "sgd", "adafactor", "adamw8bit"),
+    precisions=("bf16", "fp16"),
+    schedules=("1f1b",),
+    gather_copy_bytes=0,
+    scatter_copy_bytes=10,
+    fragmentation=0.13,
+    tp_overlap_hidden=0.0,
+    sources={
+        **PROFILE.sources,
+        "weight_bytes": "PyTorch documentation, FullyShardedDataParallel with MixedPrecision: fp32 flat shards, the "
+        "gathered copy is 16-bit",
+        "fragmentation": "fsdp's, and 7% more for recordStream: torchtitan docs/fsdp.md, Llama 7B on 8 H100",
+        "gather_copy_bytes": "parameters are views of the gathered flat one",
+        "scatter_copy_bytes": "gradients of the views are concatenated (4), and cast to fp32 (6)",
+        "schedules": "no pipeline goes with it here; 1f1b is what one stage runs",
+        "tp_overlap_hidden": "no such switch",
+        "prefetch_blocks": "PyTorch documentation: limit_all_gathers lets two gathers be in flight",
+    },
+)

@@ -1,0 +1,158 @@
+"""What single numbers of a profile do to bytes and seconds, by hand: saved copies, the loss, gradients that wait,
+kernels that nothing fuses, tokens that are sent once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from fivefold.cluster import load_cluster, load_curve_of
+from fivefold.estimate import Kernel, Problem
+from fivefold.layout import Columns, Layout, Workload
+from fivefold.runtime import load_runtime
+
+TOKENS, HIDDEN, VOCAB = 2048, 1024, 4096
+ONE = np.arange(1)
+
+
+def kernel(model, layout: Layout, gpus: int = 16, runtime: str = "megatron", **changes: Any) -> Kernel:
+    work = Workload(seq_len=TOKENS, global_batch=64)
+    profile = replace(load_runtime(runtime), **changes)
+    return Kernel(
+        Problem(model, load_cluster("h100-sxm", gpus=gpus), work, profile), Columns.from_layouts([layout], gpus, work)
+    )
+
+
+def saved(k: Kernel) -> dict[str, float]:
+    return {row.name: float(np.ravel(row.bytes)[0]) for row in k.ledgers[0].saved}
+
+
+def streams(k: Kernel, name: str) -> tuple[float, float]:
+    row = next(row for row in k.ledgers[0].streams if row.name == name)
+    return float(np.ravel(row.forward_bytes)[0]), float(np.ravel(row.backward_bytes)[0])
+
+
+def test_rotated_keys_and_values_are_one_more_copy(small):
+    plain, copied = (kernel(small["llama"], Layout(tp=2), rotated_keys_copied=on) for on in (False, True))
+    assert saved(copied).keys() - saved(plain).keys() == {"rotated keys and values"}
+    kv = 8 * 64 / 2  # heads x size over tp
+    assert sum(saved(copied).values()) - sum(saved(plain).values()) == 2 * TOKENS * 2 * kv
+
+
+def test_gathered_inputs_that_are_kept_are_not_gathered_again(small):
+    again, kept = (kernel(small["llama"], Layout(tp=2), gathered_inputs_kept=on) for on in (False, True))
+    # Whole inputs of the query-key-value and of the gate-up projection, beside the shards that the norms gave.
+    assert sum(saved(kept).values()) - sum(saved(again).values()) == 2 * 2 * TOKENS * HIDDEN
+    moved = [
+        sum(
+            float(np.ravel(row.bytes)[0])
+            for row in k.ledgers[0].exchanges
+            if row.op == "all_gather" and row.when == "backward"
+        )
+        for k in (again, kept)
+    ]
+    assert moved == [4 * 2 * TOKENS * HIDDEN, 2 * 2 * TOKENS * HIDDEN]  # left: the gradients of both outputs
+    # Without sequence parallelism nothing is gathered.
+    assert sum(
+        saved(kernel(small["llama"], Layout(tp=2, sequence_parallel=False), gathered_inputs_kept=True)).values()
+    ) == (sum(saved(kernel(small["llama"], Layout(tp=2, sequence_parallel=False))).values()))
+
+
+def test_a_loss_over_a_sharded_vocabulary_has_bytes_of_its_own(small):
+    changes: dict[str, Any] = {"loss_bytes_per_logit": 14, "sharded_loss_bytes_per_logit": 40}
+    for tp, each in ((1, 14), (2, 40)):
+        k = kernel(small["llama"], Layout(tp=tp), **changes)
+        assert float(k.variants.logits[0, k.blocks + 1]) == each * TOKENS * VOCAB / tp
+
+
+@pytest.mark.parametrize(("pp", "whole"), [(1, False), (2, True)])
+def test_gradients_behind_a_pipeline_are_whole_until_the_last_backward(small, pp, whole):
+    k = kernel(small["llama"], Layout(pp=pp, zero=2), runtime="torchtitan")
+    dense, _ = k.rank_parameters(ONE)
+    assert k.rank_memory(ONE)["gradients"] == pytest.approx(4 * dense / (1 if whole else 16 // pp))
+
+
+def test_replicas_without_zero_hold_buckets(small):
+    for zero, dp, bucket in ((0, 16, 2), (1, 16, 0), (0, 1, 0)):
+        k = kernel(small["llama"], Layout(zero=zero), gpus=dp, runtime="nanotron")
+        dense, _ = k.rank_parameters(ONE)
+        assert k.rank_memory(ONE)["buffers"] == pytest.approx(bucket * dense)
+
+
+def test_a_micro_batchs_gradients_wait_for_the_end_of_its_backward(small):
+    """Two micro-batches in flight on the first of two stages: at the end of a backward the other one's activations are
+    there and all gradients; the larger of this and of the start of the backward counts."""
+    layout = Layout(pp=2)
+    activations = {}
+    for each in (0, 1_000):
+        k = kernel(small["llama"], layout, runtime="nanotron", micro_batch_grad_bytes=each)
+        activations[each] = float(k.rank_memory(ONE)["activations"][0, 0])
+    dense, _ = k.rank_parameters(ONE)
+    in_flight = 8 * float(k.variants.saved[0, 0])  # one micro-batch through the stage's eight blocks
+    assert activations[1_000] == pytest.approx(in_flight + 1_000 * float(dense[0, 0]))
+    assert activations[0] < activations[1_000]
+
+
+def test_adding_gradients_to_the_accumulator_is_a_kernel_of_its_own(small):
+    fused, apart = (kernel(small["llama"], Layout(), wgrad_bytes=each, launch_host_s=0.0) for each in (2, 12))
+    cluster = fused.problem.cluster
+    curve, products = load_curve_of(cluster), 4
+    elements = sum(row.elements for row in fused.ledgers[0].weights if row.matrix)
+    alone = 10 * float(np.ravel(elements)[0]) / (cluster.gpu.memory_bandwidth_per_s * curve.streaming_efficiency)
+    more = float((apart.costs[0].backward - fused.costs[0].backward).sum())
+    assert more == pytest.approx(curve.in_step * (alone + products * curve.launch_s))
+    assert np.all(apart.costs[0].forward == fused.costs[0].forward)
+
+
+def test_unfused_norms_and_rotary_move_fp32(small):
+    k, elements = kernel(small["llama"], Layout(), unfused_norms=True), TOKENS * HIDDEN
+    assert streams(k, "input_norm") == (36 * elements, 56 * elements)
+    assert streams(k, "rotary") == (20 * TOKENS * 64 * 24, 20 * TOKENS * 64 * 24)
+    # A layer norm is one kernel in PyTorch too.
+    gpt = [kernel(small["gpt2"], Layout(), unfused_norms=on) for on in (False, True)]
+    assert streams(gpt[0], "input_norm") == streams(gpt[1], "input_norm")
+
+
+def test_tokens_sent_once_are_fewer_bytes(small):
+    """Two experts out of 8 on 4 ranks: a second one is on the first one's rank with chance 1/4."""
+    layout = Layout(ep=4)
+    twice, once = (kernel(small["mixtral"], layout, tokens_sent_once=on) for on in (False, True))
+
+    def dispatched(k: Kernel) -> float:
+        row = next(row for row in k.ledgers[0].exchanges if row.name == "dispatch")
+        return float(np.ravel(row.bytes)[0])
+
+    unit = 2 * TOKENS * HIDDEN
+    assert dispatched(twice) == 2 * unit
+    assert dispatched(once) == pytest.approx(1.75 * unit)
+    assert streams(twice, "permute")[0] == 2 * (2 + 2) * unit
+    assert streams(once, "permute")[0] == pytest.approx((2 + 1.75) * unit)
+
+
+def test_fully_sharded_units_are_copied_beside_compute(small):
+    """Per parameter 4 bytes after each of two gathers and 6 before the scatter, in the stream of compute."""
+    layout = Layout(zero=3)
+    off, on = (
+        kernel(small["llama"], layout, runtime="torchtitan", gather_copy_bytes=4 * each, scatter_copy_bytes=6 * each)
+        for each in (0, 1)
+    )
+    cluster = on.problem.cluster
+    curve = load_curve_of(cluster)
+    rate = cluster.gpu.memory_bandwidth_per_s * curve.streaming_efficiency
+    block = float(on.variants.dense[0, 0])
+    gather, scatter = (curve.in_step * (each * block / rate + curve.launch_s) for each in (4, 6))
+    assert float((on.variants.forward_s - off.variants.forward_s)[0, 0]) == pytest.approx(gather)
+    assert float((on.variants.backward_s - off.variants.backward_s)[0, 0]) == pytest.approx(gather + scatter)
+    # ZeRO-2 keeps what it gathered, and a pipeline's micro-batches scatter nothing.
+    kept = [kernel(small["llama"], Layout(zero=2), runtime="torchtitan", gather_copy_bytes=each) for each in (0, 4)]
+    assert np.all(kept[0].variants.forward_s == kept[1].variants.forward_s)
+
+
+def test_each_expert_of_a_grouped_product_is_launched(small):
+    """Eight experts, two grouped products: seven further launches each, once forward and twice backward."""
+    off, on = (kernel(small["mixtral"], Layout(), launch_host_s=1.0, group_launch_host_s=each) for each in (0.0, 0.1))
+    assert float((on.variants.forward_s - off.variants.forward_s)[0, 0]) == pytest.approx(2 * 7 * 0.1)
+    assert float((on.variants.backward_s - off.variants.backward_s)[0, 0]) == pytest.approx(2 * 2 * 7 * 0.1)
