@@ -36,7 +36,6 @@ _PROFILE: tuple[tuple[str, str, float | bool], ...] = (
     ("tp_overlap_hidden", "share", 0.0),
     ("ep_overlap_hidden", "share", 0.0),
     ("step_overhead_s", "s", 0.0),
-    ("micro_batch_overhead_s", "s", 0.0),
     ("launch_host_s", "s", 0.0),
     ("group_launch_host_s", "s", 0.0),
     ("gather_copy_bytes", "bytes", 0.0),

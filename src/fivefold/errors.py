@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+# A value from a hostile file can be a megabyte; so much of it is said back.
+_SHOWN_CHARS = 200
+
 
 class FivefoldError(ValueError):
     """Bad input (exit code 2 on the command line).
@@ -42,11 +45,16 @@ class FivefoldError(ValueError):
             "error": {
                 "code": self.code,
                 "option": self.option,
-                "value": self.value,
+                "value": _shortened(self.value),
                 "legal": list(self.legal) if isinstance(self.legal, (list, tuple)) else self.legal,
                 "message": self.message,
             }
         }
+
+
+def _shortened(value: Any) -> Any:
+    text = value if isinstance(value, str) else repr(value)
+    return value if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
 
 
 class UnknownModelTypeError(FivefoldError):

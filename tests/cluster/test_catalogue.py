@@ -183,6 +183,27 @@ def test_impossible_counts_are_refused(bad):
         load_cluster("h100", gpus=bad)
 
 
+@pytest.mark.parametrize(("name", "count", "legal"), [("l40s", 5, [1, 2, 3, 4, 8]), ("h100-nvl", 7, [1, 2, 4, 8])])
+def test_counts_that_a_nodes_links_do_not_divide_are_refused_by_the_option(name, count, legal):
+    """Not as a mistake in a cluster file, which nobody gave."""
+    with pytest.raises(FivefoldError, match=f"--gpus-per-node {count} does not go with {name}") as caught:
+        load_cluster(name, gpus_per_node=count)
+    assert caught.value.option == "--gpus-per-node"
+    assert set(legal) <= set(caught.value.legal) and count not in caught.value.legal
+    for each in caught.value.legal:
+        assert load_cluster(name, gpus_per_node=each).gpus_per_node == each
+
+
+@pytest.mark.parametrize("name", ["h100-nvl", "h200-nvl", "a100-80g-pcie-nvlink", "rtx-3090-nvlink"])
+def test_bridged_pairs_in_smaller_nodes(name):
+    """Servers of 4 and workstations of 2 bridged cards are as common as the catalogue's 8."""
+    bridge = load_cluster(name).links[0]
+    two, four = (load_cluster(name, gpus_per_node=count) for count in (2, 4))
+    assert [(link.name, link.span) for link in two.links[:-1]] == [(bridge.name, 2)]
+    assert [(link.name, link.span) for link in four.links[:-1]] == [(bridge.name, 2), ("socket", 4)]
+    assert two.links[0] == four.links[0] == bridge
+
+
 def test_unknown_names_suggest_known_ones():
     with pytest.raises(FivefoldError, match=r"Did you mean .*h100") as caught:
         load_cluster("h100-sx")

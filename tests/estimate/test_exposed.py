@@ -30,6 +30,29 @@ def test_without_overlap_reduction_and_gather_stand_alone(price):
     assert est.step.breakdown_s["dp"] == pytest.approx(reduce_s + gather_s, rel=1e-9)
 
 
+@pytest.mark.parametrize(("runtime", "zero"), [("megatron-fsdp", 3), ("megatron-fsdp", 2), ("deepspeed-zero", 3)])
+@pytest.mark.parametrize(("grad", "param"), [(False, False), (True, False)])
+def test_sharded_parameters_without_overlap_stand_alone(price, runtime, zero, grad, param):
+    """Every block, embedding and head is gathered once a pass (ZeRO-2: once) and scattered, and nothing hides it; with
+    overlapped gradients the gathers alone stand out. DeepSpeed also copies what it gathered, 2%."""
+    ends, base = 4096 * 1024, Layout(zero=zero)
+    pieces = [(LLAMA - 2 * ends - 1024) / 16] * 16 + [ends, ends + 1024]
+    bare, hidden = (
+        price("llama", replace(base, overlap=overlap), gpus=64, runtime=runtime, seq_len=4096)
+        for overlap in (Overlap(grad=grad, param=param), Overlap())
+    )
+    gathers = sum(one_collective("all_gather", 2 * piece, 64, 1, 64) for piece in pieces) * (2 if zero == 3 else 1)
+    scatters = sum(one_collective("reduce_scatter", 4 * piece, 64, 1, 64) for piece in pieces)
+    alone = bare.layout.num_micro_batches * (gathers + scatters * (not grad))
+    step = max(one_collective("all_gather", 2 * size, 64, 1, 64) for size in pieces)
+    step += max(one_collective("reduce_scatter", 4 * size, 64, 1, 64) for size in pieces)
+    if grad:
+        assert alone <= bare.step.breakdown_s["dp"] < hidden.step.breakdown_s["dp"] + alone
+    else:
+        assert bare.step.breakdown_s["dp"] == pytest.approx(alone + step, rel=0.03)
+    assert bare.step.seconds.value > hidden.step.seconds.value
+
+
 @pytest.mark.parametrize("seq_len", [256, 4096])
 def test_with_overlap_the_last_bucket_or_the_excess_remains(price, kernel_of, seq_len):
     """Buckets of max(40 million, a million per replica) elements (Megatron-LM): the last cannot overlap."""

@@ -168,6 +168,22 @@ def test_bad_values_are_named(base: str, key: str, value: Any) -> None:
     assert error.option.endswith(key)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": "a" * 500_000},
+        {"architectures": ["a" * 500_000]},
+        {"model_type": "a" * 500_000},
+        {"rope_scaling": [0] * 200_000},
+        {"is_encoder_decoder": "a" * 500_000},
+        {"a" * 500_000: 1},
+    ],
+)
+def test_huge_values_are_not_said_back(changes: dict[str, Any]) -> None:
+    error = refusal(changed(**changes))
+    assert len(json.dumps(error.to_dict())) < 4000
+
+
 def test_hidden_size_that_heads_do_not_divide() -> None:
     config = {**without("llama-2-7b", "num_key_value_heads"), "num_attention_heads": 33}
     assert "hidden_size" in refusal(config).message

@@ -33,7 +33,6 @@ _DEFAULTS = {f.name: f.default for f in msgspec.structs.fields(Profile) if f.def
 _BEHAVIOURS = {
     "cached_wgrad_buffers",
     "head_wgrad_placeholder",
-    "micro_batch_overhead_s",
     "grad_buckets",
     "prefetch_blocks",
     "tp_beside_wgrad_hidden",

@@ -56,10 +56,20 @@ class Exported:
     needs: tuple[tuple[str, str], ...] = ()
 
 
-def for_target(question: Question, to: str) -> Question:
-    """The question under the rules of the framework that will run it."""
+def for_target(question: Question, to: str, asked: str | None = None) -> Question:
+    """The question under the rules of the framework that will run it. asked: the runtime that the user named; a plan
+    file's own gives way, a named one is not put aside."""
     target = word("--to", to, TARGETS)
     runtime = runtime_for(target, question.runtime)
+    if asked is not None and runtime != asked:
+        raise FivefoldError(
+            f"--runtime {asked[:60]} and --to {target} name two frameworks, and what is written starts {target}. Leave "
+            "one of them out.",
+            code="contradiction",
+            option="--runtime",
+            value=asked[:60],
+            legal=target,
+        )
     return dataclasses.replace(question, runtime=runtime)
 
 

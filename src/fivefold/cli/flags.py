@@ -120,7 +120,7 @@ class WorkFlags:
     "From a failure to the next step. Default: 10."
 
     offload: Annotated[str | None, Parameter(group=WORKLOAD)] = None
-    "Kept in host memory: optimizer, parameters, activations, each with a share: optimizer,activations:0.5."
+    "Kept in host memory: optimizer, parameters, activations, each with a share: optimizer,activations:0.5; or none."
 
     moe_dispatcher: Annotated[str | None, Parameter(group=WORKLOAD)] = None
     "alltoall (default), or deepep, which sends a token to each rank once."
@@ -129,10 +129,10 @@ class WorkFlags:
     "Replay blocks as CUDA graphs, so that launches cost nothing (Megatron, dense models). Default: off."
 
     document_length: Annotated[str | None, Parameter(group=WORKLOAD)] = None
-    "Mean tokens of the documents packed into a sequence, each attending within itself; 2000:equal for equal ones."
+    "Mean tokens of the documents packed into a sequence, each attending within itself: 2000, 2000:equal, none."
 
     lora_rank: Annotated[int | None, Parameter(group=WORKLOAD, converter=whole_number)] = None
-    "Train low-rank adapters of this rank beside a frozen model."
+    "Train low-rank adapters of this rank, such as 16, beside a frozen model."
 
     lora_targets: Annotated[str | None, Parameter(group=WORKLOAD)] = None
     "Projections with an adapter: all (default), or some of q,k,v,o,gate,up,down."

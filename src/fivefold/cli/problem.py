@@ -31,6 +31,8 @@ from fivefold.runtime.accelerators import caveat, why_not
 
 DEFAULT_GPU = "h100-sxm"
 DEFAULT_RUNTIME = "megatron"
+# Their tensor parallelism all-reduces (rules accelerate-sp and deepspeed-autotp-sp).
+_WITHOUT_SEQUENCE_PARALLELISM = ("accelerate", "deepspeed-zero")
 _MOST_MTP = 16  # DeepSeek-V3 trains one; Gloeckle et al. 2024 four
 
 
@@ -100,14 +102,19 @@ def estimate_question(
     question = _question(model, saved, model_flags, cluster, work, runtime, batch_unit=chosen)
     if saved is None and layout.zero is None:
         question.defaults["--zero"] = str(start.zero)
+    if saved is None and layout.sequence_parallel is None and start.sequence_parallel is False and chosen.tp > 1:
+        question.defaults["--sequence-parallel"] = f"off, {question.runtime} has none"
     return dataclasses.replace(question, layout=chosen)
 
 
 def _usual_layout(runtime: str) -> Layout:
-    """The library's defaults; a runtime without ZeRO-1 shards as much as it can."""
-    stages = load_runtime(runtime).zero_stages
+    """The library's defaults; a runtime without ZeRO-1 shards as much as it can, and one without sequence parallelism
+    does without it at any --tp."""
+    profile = load_runtime(runtime_name(runtime))
     usual = Layout()
-    return usual if usual.zero in stages else replace(usual, zero=max(stages))
+    if profile.name in _WITHOUT_SEQUENCE_PARALLELISM:
+        usual = replace(usual, sequence_parallel=False)
+    return usual if usual.zero in profile.zero_stages else replace(usual, zero=max(profile.zero_stages))
 
 
 def comparison_questions(
@@ -202,8 +209,10 @@ def _question(
     batch_unit: Layout | None,
 ) -> Question:
     defaults: dict[str, str] = {}
+    _check_mtp_modules(model_flags)
     spec = load_model(saved.model if saved else model, mtp=model_flags.mtp, layers=model_flags.layers)
-    spec = _with_mtp_modules(spec, model_flags)
+    if model_flags.mtp_modules is not None:
+        spec = replace(spec, mtp=model_flags.mtp_modules)
     refuse_control(to_builtins(spec), "The model", "MODEL")
     runtime = runtime_of(runtime_flags, saved, defaults)
     cluster = calibrated(cluster_of(cluster_flags, saved, defaults), cluster_flags)
@@ -215,20 +224,26 @@ def _question(
     return Question(model=spec, cluster=cluster, work=work, runtime=runtime, ramp=ramp, defaults=defaults)
 
 
-def _with_mtp_modules(spec: ModelSpec, flags: ModelFlags) -> ModelSpec:
+def _check_mtp_modules(flags: ModelFlags) -> None:
     modules = flags.mtp_modules
     if modules is None:
-        return spec
-    if flags.mtp or not 0 <= modules <= _MOST_MTP:
+        return
+    if flags.mtp:
         raise FivefoldError(
-            f"--mtp-modules {modules} goes without --mtp, which takes the configuration's number, and is 0 to "
-            f"{_MOST_MTP}.",
+            f"--mtp takes the configuration's number of modules, and --mtp-modules {modules} another; give one of "
+            "them.",
+            code="contradiction",
+            option="--mtp-modules",
+            value=modules,
+        )
+    if not 0 <= modules <= _MOST_MTP:
+        raise FivefoldError(
+            f"--mtp-modules {modules} is not possible: 0 to {_MOST_MTP}.",
             code="bad-number",
             option="--mtp-modules",
             value=modules,
-            legal=f"0 to {_MOST_MTP}, without --mtp",
+            legal=f"0 to {_MOST_MTP}",
         )
-    return replace(spec, mtp=modules)
 
 
 def runtime_of(flags: RuntimeFlags, saved: SavedPlan | None, defaults: dict[str, str]) -> str:

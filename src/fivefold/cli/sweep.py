@@ -10,13 +10,13 @@ from typing import Any
 
 from msgspec import convert
 
-from fivefold.cli.export import PLAN, Wanted, export_of
+from fivefold.cli.export import PLAN, Wanted, export_of, for_target
 from fivefold.cli.flags import ClusterFlags, LayoutFlags, ModelFlags, RuntimeFlags, WorkFlags
 from fivefold.cli.launch_flags import SlurmFlags, slurm_options
 from fivefold.cli.problem import Question, plan_question
 from fivefold.cli.values import pins_of, word
 from fivefold.errors import FivefoldError
-from fivefold.interop.export import TARGETS, Data, Export, export, job_of, runtime_for, write_files
+from fivefold.interop.export import TARGETS, Data, Export, export, job_of, write_files
 from fivefold.interop.launch.sweep import LOG, STEPS, candidate, slurm_sweep, torchrun_sweep
 from fivefold.layout import Layout
 from fivefold.measure.sweep import Sweep, collect
@@ -76,8 +76,7 @@ def written(
         )
     root = Path(out).absolute()
     _unused(root, out)
-    question = plan_question(model, *_asked(flags))
-    question = dataclasses.replace(question, runtime=runtime_for(target, question.runtime))
+    question = for_target(plan_question(model, *_asked(flags)), target, flags[3].runtime)
     if question.ramp is not None:
         raise FivefoldError("A sweep measures the full batch. Leave out --ramp.", code="not-here", option="--ramp")
     found = plan(

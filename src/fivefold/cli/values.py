@@ -99,18 +99,26 @@ def offload_of(option: str, text: str) -> Offload:
     for part in names(option, text):
         name, _, share = part.partition(":")
         name = word(option, name.strip(), Offload.__struct_fields__)
-        try:
-            shares[name] = fraction(option, float(share) if share else 1.0)
-        except ValueError as error:
-            if isinstance(error, FivefoldError):
-                raise
+        if name in shares:
             raise FivefoldError(
-                f"{option} {part[:60]!r}: {share[:40]!r} is not a share. Write for example optimizer:0.5.",
+                f"{option} {text[:60]!r} names {name} twice. Give it one share.",
+                code="bad-set",
+                option=option,
+                value=text[:60],
+            )
+        try:
+            shares[name] = float(share) if share else 1.0
+        except ValueError:
+            shares[name] = 0.0
+        if not 0 < shares[name] <= 1:
+            raise FivefoldError(
+                f"{option} {part[:60]!r}: {share[:40]!r} is not a share, above 0 and up to 1. Write for example "
+                f"{name}:0.5.",
                 code="bad-number",
                 option=option,
                 value=text[:60],
                 legal="above 0, up to 1",
-            ) from None
+            )
     return Offload(**shares)
 
 

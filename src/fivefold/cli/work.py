@@ -58,6 +58,7 @@ def workload_of(
     if flags.price is not None:
         chosen["price"] = positive("--price", flags.price)
     chosen |= _reliability(flags, base)
+    _reliability_defaults(flags, base, defaults)
     chosen |= _adapters(flags, base)
     if flags.moe_dispatcher is not None:
         chosen["moe_dispatcher"] = word("--moe-dispatcher", flags.moe_dispatcher, ("alltoall", "deepep"))
@@ -97,6 +98,19 @@ def _reliability(flags: WorkFlags, base: Workload | None) -> dict[str, float]:
             )
         out[name] = (positive(option, value) or 0.0) * unit
     return out
+
+
+def _reliability_defaults(flags: WorkFlags, base: Workload | None, defaults: dict[str, str]) -> None:
+    """Writes down what a token budget takes for granted of failures; the budget's answer has the values in SI units."""
+    if flags.tokens is None and (base is None or base.tokens is None):
+        return
+    for option, name, field, taken in (
+        ("--gpu-mtbf-hours", "gpu_mtbf_hours", "gpu_mtbf_hours", "50000"),
+        ("--checkpoint-gb-per-s", "checkpoint_gb_per_s", "checkpoint_bytes_per_s", "1 per node"),
+        ("--restart-minutes", "restart_minutes", "restart_s", "10"),
+    ):
+        if getattr(flags, name) is None and (base is None or getattr(base, field) is None):
+            defaults[option] = taken
 
 
 def _adapters(flags: WorkFlags, base: Workload | None) -> dict[str, Any]:

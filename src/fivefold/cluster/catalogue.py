@@ -95,7 +95,33 @@ def load_cluster(name_or_path: str | Path, gpus: int | None = None, gpus_per_nod
         table, file = _read(Path(name_or_path)), where
     else:
         table, file = {"base": where}, None
-    return _build(table, file, gpus, gpus_per_node)
+    try:
+        return _build(table, file, gpus, gpus_per_node)
+    except FivefoldError as error:
+        if file is not None or gpus_per_node is None or error.code != "bad-cluster-file":
+            raise
+        raise _bad_per_node(where, gpus_per_node) from error
+
+
+def _bad_per_node(name: str, gpus_per_node: int) -> FivefoldError:
+    """The catalogue's links of a node do not nest with so many GPUs: bridges of 2 in a node of 5."""
+    legal = [count for count in range(1, load_cluster(name).gpus_per_node + 1) if _builds(name, count)]
+    return FivefoldError(
+        f"--gpus-per-node {gpus_per_node} does not go with {name[:80]}, whose links inside a node join GPUs in groups "
+        f"that it does not divide. Choose one of {', '.join(map(str, legal))}, or describe the node in a cluster file.",
+        code="bad-count",
+        option="--gpus-per-node",
+        value=gpus_per_node,
+        legal=legal,
+    )
+
+
+def _builds(name: str, gpus_per_node: int) -> bool:
+    try:
+        _build({"base": name}, None, None, gpus_per_node)
+    except FivefoldError:
+        return False
+    return True
 
 
 def _check_count(option: str, value: int | None) -> None:

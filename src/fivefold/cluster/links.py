@@ -18,7 +18,7 @@ def merge_links(base: list[Table], given: list[Table], per_node: int, card_gpus:
 
     card_gpus: GPUs of the node whose network cards a link states.
     """
-    merged = {link["name"]: dict(link) for link in base if _span(link, per_node) != 1}
+    merged = {link["name"]: dict(link) for link in _needed(base, per_node)}
     for at, link in enumerate(given):
         name = link.get("name")
         if not isinstance(name, str):
@@ -29,6 +29,15 @@ def merge_links(base: list[Table], given: list[Table], per_node: int, card_gpus:
         for name, link in merged.items()
     ]
     return tuple(sorted(links, key=lambda link: link.span or math.inf))
+
+
+def _needed(base: list[Table], per_node: int) -> list[Table]:
+    """The base's links that join something in a node of so many GPUs: in a node of 2 or 4 a bridge between two already
+    joins what a larger node's PCIe switch or socket would."""
+    first: dict[Any, Table] = {}
+    for link in base:
+        first.setdefault(_span(link, per_node), link)
+    return [link for span, link in first.items() if span != 1]
 
 
 def _without_replaced(base: Table, link: Table) -> Table:

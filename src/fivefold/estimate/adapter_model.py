@@ -92,13 +92,16 @@ class AdapterModel(MemoryModel):
         table.dense, table.expert = dense, expert
 
     def adapter_reduction_seconds(self, rows: np.ndarray) -> np.ndarray:
-        """Exposed seconds of the adapters' gradient reduction and parameter gather, [n]: their last bucket."""
+        """Exposed seconds of the adapters' gradient reduction and parameter gather, [n]: their last bucket,
+        or all of them where nothing overlaps."""
         if self.problem.work.lora is None:
             return np.zeros(len(rows))
-        groups, cluster = self.groups(rows), self.problem.cluster
+        groups, cluster, c = self.groups(rows), self.problem.cluster, self.columns
+        overlapped = c.overlap_grad[rows] & (c.overlap_param[rows] | (c.zero[rows] == 0))
         seconds = np.zeros(len(rows))
         for elements, group in zip(self.adapter_parameters(rows), (groups.dense, groups.expert), strict=True):
-            last = np.minimum(elements.max(axis=1), self.problem.runtime.grad_buckets)
+            most = elements.max(axis=1)
+            last = np.where(overlapped, np.minimum(most, self.problem.runtime.grad_buckets), most)
             reduce_s = collective_seconds(cluster, "all_reduce", self.trained_grad_bytes * last, group)
             seconds = seconds + np.where(last > 0, reduce_s, 0)
         return seconds

@@ -185,10 +185,9 @@ class Detail:
         transfers = np.array([float(kernel.exchange_seconds(_ONE)[0]), 0.0])
         pipeline, free = kernel.pipeline_seconds(np.zeros(2, dtype=np.int64), transfers).tolist()
         copies = m * float(count @ (v.copy_forward + v.copy_backward)[0])
-        host = self.problem.runtime.micro_batch_overhead_s * m * int(self.columns.vpp[0])
         owners = {owner: float(once[index] + redone[index]) for index, owner in enumerate(OWNERS)}
         # Rounding of the sums above is not a bubble: it goes to `other`, so that the owners add up to the step.
-        waiting = free - sum(owners.values()) - gathers - host - copies
+        waiting = free - sum(owners.values()) - gathers - copies
         bubble = waiting if waiting > _ROUNDING * free else 0.0
         return {
             "compute": float(once[0]),
@@ -200,7 +199,7 @@ class Detail:
             "dp": gathers + self._reduction_seconds() + self._tied_seconds(),
             "bubble": bubble,
             "optimizer": float(kernel.optimizer_seconds(_ONE)[0]),
-            "other": self.problem.runtime.step_overhead_s + host + copies + waiting - bubble,
+            "other": self.problem.runtime.step_overhead_s + copies + waiting - bubble,
         }
 
     def _reduction_seconds(self) -> float:

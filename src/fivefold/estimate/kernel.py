@@ -31,9 +31,8 @@ class Kernel(HostModel):
         """Forward and backward seconds of one micro-batch through all chunks of each rank, [n, C]."""
         plan, v = self.plan[rows], self.variant[rows]
         count, again = self.table.count[plan], self.table.again[plan]
-        overhead = self.problem.runtime.micro_batch_overhead_s / 2 * self.columns.vpp[rows][:, None]
-        forward = dot(count, self.variants.forward_s[v]) + overhead
-        backward = dot(count, self.variants.backward_s[v]) + dot(again, self.variants.again_s[v]) + overhead
+        forward = dot(count, self.variants.forward_s[v])
+        backward = dot(count, self.variants.backward_s[v]) + dot(again, self.variants.again_s[v])
         return forward, backward
 
     def lower_bound(self, rows: np.ndarray) -> np.ndarray:
@@ -77,10 +76,10 @@ class Kernel(HostModel):
     def stage_seconds(self, part: Partition, variant: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Forward and backward seconds of one micro-batch on every virtual stage, and the part of backward that a
         schedule which splits it can put off, each [n, V]."""
-        v, overhead = self.variants, self.problem.runtime.micro_batch_overhead_s / 2
+        v = self.variants
         every = part.plain_unique + part.again_unique
-        forward = v.forward_s[variant] @ every.T + overhead
-        backward = v.backward_s[variant] @ every.T + v.again_s[variant] @ part.again_unique.T + overhead
+        forward = v.forward_s[variant] @ every.T
+        backward = v.backward_s[variant] @ every.T + v.again_s[variant] @ part.again_unique.T
         weight = v.weight_grad_s[variant] @ every.T
         return forward[:, part.of_stage], backward[:, part.of_stage], weight[:, part.of_stage]
 

@@ -75,7 +75,7 @@ def _check_adapters(work: Workload) -> None:
         ),
         (
             lora is not None and not 1 <= lora.rank <= 1 << 16,
-            "The rank of an adapter has to be 1 or more.",
+            "The rank of an adapter has to be 1 to 65,536.",
             "--lora-rank",
             lora and lora.rank,
         ),

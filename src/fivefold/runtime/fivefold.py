@@ -70,7 +70,6 @@ PROFILE = Profile(
     checkpoint_stops_early=True,
     ep_overlap_hidden=0.0,
     step_overhead_s=0.015,
-    micro_batch_overhead_s=0.0,
     time_spread=0.25,
     tie_spread=0.04,
     sources={

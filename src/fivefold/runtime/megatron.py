@@ -38,7 +38,6 @@ PROFILE = Profile(
     checkpoint_stops_early=False,
     ep_overlap_hidden=0.8,
     step_overhead_s=0.008,
-    micro_batch_overhead_s=0.0,
     launch_host_s=1.25e-4,
     group_launch_host_s=1e-5,
     time_spread=0.10,

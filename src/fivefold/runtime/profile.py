@@ -87,7 +87,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         of leaving out the attention core.
     ep_overlap_hidden: share of EP all-to-all hidden where EP overlap is on.
     step_overhead_s: host work per step that no stream hides (data, logging, launch of the optimizer).
-    micro_batch_overhead_s: host work per micro-batch and rank.
     wgrad_bytes: bytes moved per element of a weight gradient and micro-batch. 8 where the product reads and writes the
         fp32 accumulator itself; 12 where it writes 16 bit and another kernel adds that to the accumulator.
     quantised_weight_bytes: resident bytes of one parameter under 8-bit and narrower recipes: 4 is a 16-bit weight and
@@ -138,7 +137,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_stops_early: bool
     ep_overlap_hidden: float
     step_overhead_s: float
-    micro_batch_overhead_s: float
     selective_by_operation: bool = False
     other_zero_stages: str = ""
     norms_kept_fp32: bool = False

@@ -48,7 +48,6 @@ PROFILE = Profile(
     selective_by_operation=True,
     ep_overlap_hidden=0.0,
     step_overhead_s=0.015,
-    micro_batch_overhead_s=0.0,
     launch_host_s=0.6e-4,
     time_spread=0.13,
     tie_spread=0.04,

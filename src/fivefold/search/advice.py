@@ -141,9 +141,11 @@ def why_nothing_is_valid(problem: Problem, runtime: str, candidates: Any) -> tup
         for broken in violations(candidates.row(i), context):
             counts[broken.id] += 1
             messages.setdefault(broken.id, broken.message)
+    # What refuses everything is the reason; what refuses a part would not have been in the way.
+    everywhere = [name for name, count in counts.items() if count == len(picks)]
+    named = everywhere[:3] or [name for name, _ in counts.most_common(3)]
     return tuple(
-        f"{counts[name] / len(picks):.0%} of the candidates break '{name}': {messages[name]}"
-        for name, _ in counts.most_common(3)
+        f"{counts[name] / len(picks):.0%} of the candidates break '{name}': {messages[name]}" for name in named
     )
 
 

@@ -8,6 +8,7 @@ from cyclopts import Group, Parameter
 
 from fivefold.cli.flags import SEARCH, ClusterFlags, OutputFlags, RuntimeFlags, whole_number
 from fivefold.cli.output import console, write_json
+from fivefold.errors import FivefoldError
 
 if TYPE_CHECKING:
     from fivefold.cluster import Cluster
@@ -59,10 +60,18 @@ def check(
         Changes to show.
     """
     from fivefold.advise.check import check as checked
-    from fivefold.cli.problem import runtime_of
+    from fivefold.cli.problem import is_plan_file, runtime_of
     from fivefold.interop.megatron.commands import ScriptInputs, words_of
     from fivefold.interop.megatron.read import Asked, read_file
 
+    if is_plan_file(file):
+        raise FivefoldError(
+            f"{file[:100]!r} is a plan file, and check reads a launch. Price it with fivefold estimate, or write its "
+            "launch with fivefold export.",
+            code="plan-file",
+            option="FILE",
+            value=file[:100],
+        )
     name = runtime_of(runtime, None, {})
     inputs = ScriptInputs(
         sets=dict(map(_assignment, set_)),

@@ -85,7 +85,7 @@ def export(
     from fivefold.cli.problem import estimate_question
     from fivefold.interop.export import Data
 
-    question = for_target(estimate_question(model, model_flags, cluster, work, runtime, layout), to)
+    question = for_target(estimate_question(model, model_flags, cluster, work, runtime, layout), to, runtime.runtime)
     data = Data(path=data_path, tokenizer=tokenizer_model, mock=mock_data, steps=steps)
     done = exported(
         question,

@@ -49,6 +49,8 @@ def plan(
       fivefold plan llama-3-70b --gpu h100-sxm --gpus 64 --seq 8192 --gbs 512 --tp 4,8 --no-cp --save plan.toml
       fivefold plan deepseek-v3 --gpus 2048 --zero 1 --objective cost --tokens 14T --price 2.5
       fivefold plan llama-3-70b --gpu h100-sxm --tokens 15T --days 60
+      fivefold plan llama-3-8b --gpu rtx-4090 --gpus 2 --gbs 32 --runtime fsdp --lora-rank 16 --base-precision nf4
+      fivefold plan llama-3-70b --gpus 4 --gbs 32 --runtime deepspeed-zero --offload optimizer,parameters
       fivefold plan --like plan.toml --gpu b200 --gpus 128
 
     Parameters
@@ -105,6 +107,7 @@ def plan(
         kept.save(save)
     if output.json:
         document = found.to_dict()
+        document["inputs"] |= {"days": days, "like": like}
         notes = (*found.notes, *ramp_notes)
         write_json(as_document(document, question, ramp=ramp, notes=notes, saved=saved, moved=moved_document(moved)))
     else:

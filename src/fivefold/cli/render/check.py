@@ -7,7 +7,7 @@ from rich.text import Text
 
 from fivefold.advise.result import Change, Check
 from fivefold.cli.render.estimate import bullet, detail, memory_table, step_table, violation
-from fivefold.cli.render.layouts import degrees_words, options_words
+from fivefold.cli.render.layouts import degrees_words, options_words, work_words
 from fivefold.cli.render.text import count, gigabytes, heading, percent, seconds
 from fivefold.interop.megatron.read import Reading
 
@@ -48,11 +48,8 @@ def _header(found: Check, reading: Reading) -> Text:
     line.append(f"  {launch['program']} at {launch['place']}; {found.runtime}")
     line.append(f"\nmodel  {count(params.total)} parameters{active}, {model.layers} layers, hidden {model.hidden:,}, ")
     line.append(f"vocabulary {model.vocab:,} padded to {reading.padded_vocab:,}")
-    line.append(
-        f"\nwork  {work.global_batch:,} sequences x {work.seq_len:,} = {count(work.tokens_per_batch)} tokens a "
-    )
-    line.append(f"step, {work.precision}, {work.grad_dtype} gradients, {work.optimizer}")
-    return line
+    line.append("\nwork  ")
+    return line.append(work_words(work, params.trained))
 
 
 def _verdict(found: Check) -> Text:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from math import isfinite
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from fivefold.cli.problem import Question
-from fivefold.cli.render.layouts import degrees_words, options_words
+from fivefold.cli.render.layouts import degrees_words, options_words, work_words
 from fivefold.cli.render.stages import balance_parts
 from fivefold.cli.render.text import (
     OWNER_STYLES,
@@ -91,26 +92,7 @@ def header(question: Question, found: Estimate) -> Text:
     shape = f"{cluster.nodes:,} nodes of {cluster.gpus_per_node}" if cluster.nodes > 1 else "one node"
     line.append(f"  {shape}, {', '.join(link.name for link in cluster.links)}; {question.runtime}{_fitted(question)}")
     line.append("\nwork  ")
-    line.append(
-        f"{work.global_batch:,} sequences x {work.seq_len:,} = {count(work.tokens_per_batch)} tokens a step, "
-        f"{work.precision}, {work.grad_dtype} gradients, {work.optimizer}"
-    )
-    if work.moe_imbalance != 1.0:
-        line.append(f", imbalance {work.moe_imbalance:g}")
-    if work.moe_dispatcher != "alltoall":
-        line.append(f", {work.moe_dispatcher}")
-    if work.cuda_graphs:
-        line.append(", CUDA graphs")
-    if work.document_length is not None:
-        line.append(f", documents of {work.document_length:,.0f} tokens ({work.document_lengths} lengths)")
-    if work.lora is not None:
-        base = ", base in 4 bits" if work.base_precision == "nf4" else ""
-        line.append(
-            f", LoRA {work.lora.rank} on {','.join(work.lora.targets)}: {count(params.trained or 0)} trained{base}"
-        )
-    if work.offload.anything:
-        line.append(f", offloading {work.offload.words}")
-    return line
+    return line.append(work_words(work, params.trained))
 
 
 def _fitted(question: Question) -> str:
@@ -183,7 +165,9 @@ def _shown(classes: list[tuple[str, StageMemory]]) -> list[tuple[str, StageMemor
     return [classes[at] for at in sorted({*range(_MOST_STAGES // 2), fullest, *last})]
 
 
-_SHORT = {"weights": "weights", "gradients": "grads", "optimizer": "optim", "activations": "activ", "buffers": "buffer"}
+_SHORT = {
+    "gradients": "grads", "optimizer": "optim", "activations": "activ", "gathered": "gather", "buffers": "buf",
+}  # fmt: skip
 
 
 def _stage_classes(stages: Sequence[StageMemory]) -> list[tuple[str, StageMemory]]:
@@ -324,6 +308,11 @@ def _budget_words(budget: Budget) -> str:
 def _reliability_words(wall: Reliability) -> str:
     cost = "" if wall.cost is None else f", costing {wall.cost:,.0f}"
     assumed = f" Assumed: {'; '.join(wall.sources.values())}." if wall.sources else ""
+    if not isfinite(wall.seconds):
+        return (
+            f"On the wall clock it never ends: one failure in {seconds(wall.mtbf_s)}, {seconds(wall.restart_s)} to "
+            f"restart, and a checkpoint takes {seconds(wall.checkpoint_s)} to write.{assumed}"
+        )
     return (
         f"On the wall clock {seconds(wall.seconds)} and {wall.gpu_hours:,.0f} GPU hours{cost}, goodput "
         f"{percent(wall.goodput)}: {wall.failures:,.3g} failures, one in {seconds(wall.mtbf_s)}, each with "

@@ -1,7 +1,11 @@
-"""Layouts in words: the short form in tables, the long form beside an estimate."""
+"""Layouts and work in words: a layout's short form in tables, its long form beside an estimate."""
 
 from __future__ import annotations
 
+from rich.text import Text
+
+from fivefold.cli.render.text import count
+from fivefold.layout import Workload
 from fivefold.layout.layout import Recompute, ResolvedLayout
 
 # What tables call the parts that selective recomputation names.
@@ -74,3 +78,25 @@ def blocks_words(layout: ResolvedLayout) -> str:
     if len(runs) == 1:
         return str(counts[0])
     return "-".join(f"{each}x{times}" if times > 1 else str(each) for each, times in runs)
+
+
+def work_words(work: Workload, trained: int | None) -> Text:
+    """The work of a step in a line. trained: parameters that are, where not all are."""
+    line = Text(
+        f"{work.global_batch:,} sequences x {work.seq_len:,} = {count(work.tokens_per_batch)} tokens a step, "
+        f"{work.precision}, {work.grad_dtype} gradients, {work.optimizer}"
+    )
+    if work.moe_imbalance != 1.0:
+        line.append(f", imbalance {work.moe_imbalance:g}")
+    if work.moe_dispatcher != "alltoall":
+        line.append(f", {work.moe_dispatcher}")
+    if work.cuda_graphs:
+        line.append(", CUDA graphs")
+    if work.document_length is not None:
+        line.append(f", documents of {work.document_length:,.0f} tokens ({work.document_lengths} lengths)")
+    if work.lora is not None:
+        base = ", base in 4 bits" if work.base_precision == "nf4" else ""
+        line.append(f", LoRA {work.lora.rank} on {','.join(work.lora.targets)}: {count(trained or 0)} trained{base}")
+    if work.offload.anything:
+        line.append(f", offloading {work.offload.words}")
+    return line

@@ -52,7 +52,7 @@ def seconds(value: float) -> str:
     """Seconds in the unit a person would use, three digits."""
     size = abs(value)
     if size >= 2 * 86400:
-        return f"{value / 86400:,.3g} days"
+        return f"{_three_digits(value / 86400)} days"
     if size >= 2 * 3600:
         return f"{value / 3600:.3g} h"
     if size >= 1:
@@ -65,8 +65,13 @@ def seconds_interval(value: float, low: float, high: float) -> str:
     for size, unit in ((2 * 86400, "days"), (2 * 3600, "h"), (1.0, "s"), (0.0, "ms")):
         if value >= size:
             scale = {"days": 86400, "h": 3600, "s": 1.0, "ms": 1e-3}[unit]
-            return f"{value / scale:.3g} {unit} ({low / scale:.3g}-{high / scale:.3g})"
+            return f"{_three_digits(value / scale)} {unit} ({_three_digits(low / scale)}-{_three_digits(high / scale)})"
     return f"{value:g} s"
+
+
+def _three_digits(value: float) -> str:
+    """12.3, and 1,234 rather than 1.23e+03."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def percent(value: float) -> str:

@@ -27,7 +27,7 @@ ADAPTERS: tuple[Rule, ...] = (
         values=lambda c, x: [],
         holds=lambda c, x: x.work.lora is None or x.profile.name in _LORA,
         message="{runtime} as modelled trains no adapters (--lora-rank {lora_rank}): megatron (as Megatron-Bridge), "
-        "fsdp, fsdp1 and zero-3 (as PEFT) do.",
+        "fsdp, accelerate, fsdp1 and deepspeed-zero (as PEFT) do.",
         source="Megatron-Bridge peft/lora; Hugging Face PEFT with FSDP and with DeepSpeed ZeRO-3 (from memory)",
     ),
     Rule(
@@ -46,7 +46,8 @@ ADAPTERS: tuple[Rule, ...] = (
         field=None,
         values=lambda c, x: ["compute"],
         holds=lambda c, x: x.work.base_precision == "compute" or x.profile.name in _NF4,
-        message="{runtime} as modelled holds no weights in 4 bits: fsdp, fsdp1 and zero-3 (with bitsandbytes) do.",
+        message="{runtime} as modelled holds no weights in 4 bits: fsdp, accelerate, fsdp1 and deepspeed-zero (with "
+        "bitsandbytes) do.",
         source="Hugging Face PEFT documentation: QLoRA with FSDP and with DeepSpeed ZeRO-3 (from memory)",
     ),
     Rule(

@@ -261,10 +261,10 @@ TORCHTITAN: tuple[Rule, ...] = (
         option="--mtp",
         field=None,
         values=lambda c, x: [False],
-        runtimes=_FSDP,
+        runtimes=(*_FSDP, "deepspeed", "deepspeed-zero", "nanotron"),
         holds=lambda c, x: x.model.mtp == 0,
-        message="Multi-token prediction is not modelled for this runtime.",
-        source="not modelled",
+        message="{runtime} as modelled trains no multi-token-prediction modules. Leave out --mtp and --mtp-modules.",
+        source="not modelled; Megatron-DeepSpeed and nanotron have none (from memory)",
     ),
     Rule(
         id="torchtitan-recompute-layers",
