@@ -36,6 +36,15 @@ def test_the_view_has_before_after_and_best(run, saved: Path) -> None:
     assert "The plan, moved" in out and "best here" in out and "changed" in out
 
 
+def test_where_nothing_near_runs_nothing_is_saved(run, tmp_path: Path) -> None:
+    before, out = tmp_path / "before.toml", tmp_path / "after.toml"
+    degrees = "--tp 2 --pp 2 --cp 2 --recompute full"
+    assert run(f"plan gpt2 --gpus 16 --seq 1024 --gbs 32 {degrees} --save {before}").code == 0
+    outcome = run(f"plan --like {before} --gpus 1 --runtime fsdp --save {out} --json")
+    assert outcome.document["plans"] and outcome.document["moved"]["after"] is None
+    assert outcome.code == 1 and not out.exists()
+
+
 @pytest.mark.parametrize(
     ("words", "option"),
     [

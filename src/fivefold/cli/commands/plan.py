@@ -101,7 +101,8 @@ def plan(
             )
     best = found.plans[0] if found.plans else None
     ramp, ramp_notes = ramp_of(question, best)
-    kept = moved.after if moved is not None and moved.after is not None else best
+    # Where no few changes move the recipe, the free best plan is shown, and is not what was asked for.
+    kept = best if moved is None else moved.after
     saved = save if kept is not None else None
     if kept is not None and save is not None:
         kept.save(save)
@@ -114,4 +115,4 @@ def plan(
         from fivefold.cli.render.plan import plan_view
 
         console(output).print(plan_view(question, found, top, ramp, ramp_notes, saved, moved))
-    return 0 if best is not None else 1
+    return 0 if kept is not None else 1

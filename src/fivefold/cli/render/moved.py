@@ -23,7 +23,7 @@ def moved_parts(moved: Moved, found: Plan) -> list[RenderableType]:
         table.add_row(name, *_cells(each), style="bold" if name == "after" else None)
     parts += [table, Text(f"  {moved.unchanged}")]
     if moved.after is None:
-        free = ": take the best free one" if found.plans else ", and none at all"
+        free = ": plan without --like to take the best free one" if found.plans else ", and none at all"
         parts.append(Text(f"  No layout within three changes runs here{free}.", style="bold red"))
         return parts
     parts.append(Text(f"  {options_words(moved.after.layout)}", style="dim"))
