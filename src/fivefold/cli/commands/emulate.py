@@ -17,12 +17,10 @@ from fivefold.cli.flags import (
 )
 from fivefold.cli.output import console, write_json
 from fivefold.cli.progress import progress
-from fivefold.errors import FivefoldError
 
 if TYPE_CHECKING:
     from fivefold.cli.problem import Question
     from fivefold.train.emulate import Emulation
-    from fivefold.train.job import Job
 
 _RANK = Group("Emulation", sort_key=5)
 _MODEL, _CLUSTER, _WORK, _RUNTIME = ModelFlags(), ClusterFlags(), WorkFlags(), RuntimeFlags()
@@ -58,21 +56,13 @@ def emulate(
     rank
         Which rank of the job.
     """
-    from fivefold.cli.calibration import refuse_calibration
-    from fivefold.cli.problem import estimate_question
-    from fivefold.train.refuse import refuse, require_torch
+    from fivefold.cli.job import job_question
 
-    refuse_calibration(cluster, "emulate counts bytes and FLOPs, and predicts no time.")
-    require_torch()
-    question = estimate_question(model, model_flags, cluster, work, runtime, layout)
-    if question.ramp is not None:
-        raise FivefoldError(
-            "emulate runs one step of one batch, which a ramp-up does not change. Leave out --ramp.",
-            code="not-here",
-            option="--ramp",
-        )
-    job = _job(question)
-    refuse(job)
+    question, job = job_question(
+        model, model_flags, cluster, work, runtime, layout,
+        no_calibration="emulate counts bytes and FLOPs, and predicts no time.",
+        no_ramp="emulate runs one step of one batch",
+    )  # fmt: skip
     from fivefold.train.emulate import emulate as run
 
     with progress(f"Emulating rank {rank:,} of {job.gpus:,} of {job.model.name}"):
@@ -86,28 +76,8 @@ def emulate(
     return 0
 
 
-def _job(question: Question) -> Job:
-    from fivefold.train.job import Job
-
-    cluster = question.cluster
-    return Job(
-        model=question.model, layout=question.layout, work=question.work, gpus=cluster.gpus,
-        gpus_per_node=cluster.gpus_per_node, scale_up_size=cluster.spans[0], runtime=question.runtime,
-    )  # fmt: skip
-
-
 def _document(question: Question, found: Emulation) -> dict[str, Any]:
-    import msgspec
-
+    from fivefold.cli.job import resolved
     from fivefold.estimate.result import envelope
 
-    inputs = {
-        "model": msgspec.to_builtins(question.model),
-        "cluster": question.cluster.to_dict(),
-        "workload": msgspec.to_builtins(question.work),
-        "layout": msgspec.to_builtins(question.layout),
-        "runtime": question.runtime,
-        "rank": found.rank,
-        "defaults": question.defaults,
-    }
-    return {**envelope("emulate", inputs), **found.to_dict()}
+    return {**envelope("emulate", {**resolved(question), "rank": found.rank}), **found.to_dict()}

@@ -143,17 +143,13 @@ def _plan(plan: str) -> SavedPlan:
 
 def _job(saved: SavedPlan, smoke: bool, world: int, precision: str | None) -> tuple[Job, tuple[str, ...]]:
     """What is trained, once nothing speaks against it."""
-    from fivefold.train.job import Job
+    from fivefold.cli.job import job_of
     from fivefold.train.launch import require_world
     from fivefold.train.precision import precision as policy
     from fivefold.train.refuse import refuse
     from fivefold.train.smoke import smoke as small
 
-    cluster = saved.cluster
-    job = Job(
-        model=saved.model, layout=saved.layout, work=saved.workload, gpus=cluster.gpus,
-        gpus_per_node=cluster.gpus_per_node, scale_up_size=cluster.spans[0], runtime=saved.runtime,
-    )  # fmt: skip
+    job = job_of(saved.model, saved.layout, saved.workload, saved.cluster, saved.runtime)
     refuse(job)
     policy(precision or saved.workload.precision, saved.workload.grad_dtype)
     if smoke:

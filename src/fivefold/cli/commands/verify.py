@@ -17,7 +17,6 @@ from fivefold.cli.flags import (
 )
 from fivefold.cli.output import console, write_json
 from fivefold.cli.progress import progress
-from fivefold.errors import FivefoldError
 
 if TYPE_CHECKING:
     from fivefold.cli.problem import Question
@@ -62,24 +61,16 @@ def verify(
     seed
         Of the weights and the data.
     """
-    from fivefold.cli.calibration import refuse_calibration
-    from fivefold.cli.problem import estimate_question
+    from fivefold.cli.job import job_question
     from fivefold.cli.values import positive, whole
-    from fivefold.train.refuse import refuse, require_torch
 
-    refuse_calibration(cluster, "verify compares numbers, not times.")
-    require_torch()
     whole("--max-ranks", str(max_ranks))
     positive("--timeout", timeout)
-    question = estimate_question(model, model_flags, cluster, work, runtime, layout)
-    if question.ramp is not None:
-        raise FivefoldError(
-            "verify compares a few steps of one batch, which a ramp-up does not change. Leave out --ramp.",
-            code="not-here",
-            option="--ramp",
-        )
-    job = _job(question)
-    refuse(job)
+    question, job = job_question(
+        model, model_flags, cluster, work, runtime, layout,
+        no_calibration="verify compares numbers, not times.",
+        no_ramp="verify compares a few steps of one batch",
+    )  # fmt: skip
     from fivefold.train.verify.forked import RankFailedError
     from fivefold.train.verify.prove import prove, shrunk_for_proof
 
@@ -99,31 +90,14 @@ def verify(
     return 0 if proven.verdict.passed else 1
 
 
-def _job(question: Question) -> Job:
-    from fivefold.train.job import Job
-
-    cluster = question.cluster
-    return Job(
-        model=question.model, layout=question.layout, work=question.work, gpus=cluster.gpus,
-        gpus_per_node=cluster.gpus_per_node, scale_up_size=cluster.spans[0], runtime=question.runtime,
-    )  # fmt: skip
-
-
 def _document(question: Question, small: Job, notes: tuple[str, ...], body: dict[str, Any]) -> dict[str, Any]:
     import msgspec
 
+    from fivefold.cli.job import resolved
     from fivefold.estimate.result import envelope
 
-    inputs = {
-        "model": msgspec.to_builtins(question.model),
-        "cluster": question.cluster.to_dict(),
-        "workload": msgspec.to_builtins(question.work),
-        "layout": msgspec.to_builtins(question.layout),
-        "runtime": question.runtime,
-        "defaults": question.defaults,
-    }
     proven = {"precision": "fp64", "ranks": small.gpus, "model": msgspec.to_builtins(small.model), "notes": notes}
-    return {**envelope("verify", inputs), **proven, **body}
+    return {**envelope("verify", resolved(question)), **proven, **body}
 
 
 def _failed(question: Question, notes: tuple[str, ...], small: Job, why: str, output: OutputFlags) -> int:
