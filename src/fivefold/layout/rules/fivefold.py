@@ -162,8 +162,8 @@ FIVEFOLD: tuple[Rule, ...] = (
         others=("last_stage_layers", "pp"),
         runtimes=_ONLY,
         holds=_uneven_counts,
-        message="First stage {first_stage_layers} and last stage {last_stage_layers} blocks leave {middle_layers} of "
-        "{layers} for {middle_ranks} other ranks of {vpp} chunks; every chunk needs a block and every block a chunk.",
+        message="The first and the last stage leave {middle_layers} of {layers} blocks for {middle_ranks} other ranks "
+        "of {vpp} chunks; every chunk needs a block and every block a chunk.",
         source="fivefold.layout.stages",
     ),
     Rule(

@@ -140,8 +140,8 @@ MEGATRON: tuple[Rule, ...] = (
         others=("last_stage_layers", "pp"),
         runtimes=_ONLY,
         holds=_uneven_counts,
-        message="First stage {first_stage_layers} and last stage {last_stage_layers} blocks leave {middle_layers} of "
-        "{layers} for {middle_ranks} other ranks; they have to be positive and share equally.",
+        message="The first and the last stage leave {middle_layers} of {layers} blocks for {middle_ranks} other ranks; "
+        "they have to be positive and share equally.",
         source=f"{_CONFIG}, read (0.14 to 0.17 era)",
     ),
     Rule(
