@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from fivefold.cluster import load_curve_of
+from fivefold.estimate.calibrated import merged
 from fivefold.measure import hardware
 from fivefold.measure.convert import Case
 from fivefold.runtime import PROFILES
@@ -109,15 +110,7 @@ def _of_profile(field: str, unit: str, neutral: float | bool) -> Constant:
 
 
 def _compute(case: Case, changes: dict[str, Any]) -> Case:
-    return replace(case, cluster=replace(case.cluster, compute=_merge(case.cluster.compute, changes)))
-
-
-def _merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in change.items():
-        old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
+    return replace(case, cluster=replace(case.cluster, compute=merged(case.cluster.compute, changes)))
 
 
 def _of_curve(field: str, unit: str, neutral: float, cases: list[Case]) -> Constant:

@@ -19,6 +19,7 @@ from accuracy import PAGE, percent, table
 from fivefold.measure import Row, Run, Validation, read_runs, validate
 from fivefold.measure.convert import convert
 from fivefold.measure.validate import spearman
+from pages import put
 
 BEGIN, END = "<!-- wide tables: begin (benchmarks/accuracy_wide.py) -->", "<!-- wide tables: end -->"
 # Sources whose numbers are too noisy, too partial or of another kind to be judged by: reported, not pooled.
@@ -223,9 +224,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="CSV file of runs")
     args = parser.parse_args()
     body = tables(args.runs)  # before the page is read: others may write it meanwhile
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{body}\n\n{END}{after}", encoding="utf-8")
+    put(PAGE, BEGIN, END, body)
 
 
 if __name__ == "__main__":

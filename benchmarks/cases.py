@@ -244,9 +244,9 @@ def main(write: bool) -> None:
     if not write:
         print(text)
         return
-    before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    from pages import put  # beside this script, which a test loads from elsewhere
+
+    put(DOCUMENT, BEGIN, END, text)
 
 
 if __name__ == "__main__":

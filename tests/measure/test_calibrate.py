@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from math import exp, log
 from unittest import mock
 
@@ -303,3 +304,10 @@ def test_the_json_has_the_envelope():
     assert (out["schema"], out["kind"]) == ("fivefold/1", "calibrate")
     assert {"calibration", "fits", "runs_total", "runs_used", "skipped", "inputs"} <= set(out)
     assert out["inputs"]["widths"] == WIDTHS
+
+
+def test_a_device_or_a_pipe_is_no_calibration_file():
+    """It would be waited for."""
+    with pytest.raises(FivefoldError, match="there is no such file") as caught:
+        load_calibration(os.devnull)
+    assert caught.value.code == "bad-calibration-file"

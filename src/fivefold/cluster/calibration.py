@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from fivefold.errors import FivefoldError
+from fivefold.files import Unreadable, read_table, save_text
 
 SCHEMA = "fivefold-calibration/1"
 MAX_FILE_BYTES = 1 << 18
@@ -77,16 +78,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
         head = "# Factors on predicted seconds. Use it: fivefold estimate MODEL ... --calibration FILE\n\n"
         text = head + tomli_w.dumps({"schema": SCHEMA, **msgspec.to_builtins(self)})
-        try:
-            Path(path).write_text(text, encoding="utf-8")
-        except (OSError, ValueError) as error:  # ValueError: a null character in the path
-            reason = getattr(error, "strerror", None) or str(error)
-            raise FivefoldError(
-                f"The calibration cannot be written to {str(path)[:200]!r}: {reason}. Choose another file for --save.",
-                code="cannot-write",
-                option="--save",
-                value=str(path)[:200],
-            ) from error
+        save_text(path, text, "The calibration")
 
 
 def load_calibration(path: str | Path) -> Calibration:
@@ -110,16 +102,9 @@ def load_calibration(path: str | Path) -> Calibration:
 
 def _table(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise _error(path, getattr(error, "strerror", None) or str(error)) from error
-    if len(raw) > MAX_FILE_BYTES:
-        raise _error(path, f"it is larger than {MAX_FILE_BYTES:,} bytes")
-    try:
-        return msgspec.toml.decode(raw, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise _error(path, str(error)[:200] or "it is nested too deeply") from error
+        return read_table(path, MAX_FILE_BYTES)
+    except Unreadable as error:
+        raise _error(path, error.reason) from error
 
 
 def _refuse_unknown(table: dict[str, Any], path: str | Path) -> None:

@@ -29,6 +29,7 @@ from fivefold.cluster.spec import (
 )
 from fivefold.cluster.tables import alias_names, gpu_names, gpu_table, system_names, system_table
 from fivefold.errors import FivefoldError
+from fivefold.files import Unreadable, read_table
 
 MAX_FILE_BYTES = 1 << 20
 MAX_LINKS = 8
@@ -135,21 +136,20 @@ def _check_count(option: str, value: int | None) -> None:
         )
 
 
+_READ_ADVICE = {
+    "absent": "give the path of a TOML file or a name of the catalogue",
+    "closed": "check the path and its permissions",
+    "large": "a cluster file is a few kilobytes",
+    "syntax": "correct the TOML syntax",
+}
+
+
 def _read(path: Path) -> _Table:
     """The file as a table; refuses what is not a moderate, well-formed TOML file."""
     try:
-        if not path.is_file():
-            raise file_error(path, "there is no such file", "give the path of a TOML file or a name of the catalogue")
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise file_error(path, error.strerror or "it cannot be read", "check the path and its permissions") from error
-    if len(raw) > MAX_FILE_BYTES:
-        raise file_error(path, f"it is larger than {MAX_FILE_BYTES:,} bytes", "a cluster file is a few kilobytes")
-    try:
-        return msgspec.toml.decode(raw, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise file_error(path, str(error)[:200] or "it is nested too deeply", "correct the TOML syntax") from error
+        return read_table(path, MAX_FILE_BYTES)
+    except Unreadable as error:
+        raise file_error(path, error.reason, _READ_ADVICE[error.kind]) from error
 
 
 def _build(table: _Table, file: str | None, gpus: int | None, gpus_per_node: int | None) -> Cluster:

@@ -46,7 +46,7 @@ def apply(cluster: Cluster, runtime: Profile, factors: Mapping[Constant, float])
         _slower(link, of("network" if level and level == outermost else "scale_up"))
         for level, link in enumerate(cluster.links)
     )
-    compute = _merge(cluster.compute, _curve_changes(cluster, of("products"), of("attention"), of("memory")))
+    compute = merged(cluster.compute, _curve_changes(cluster, of("products"), of("attention"), of("memory")))
     profile = replace(
         runtime,
         step_overhead_s=runtime.step_overhead_s * of("step"),
@@ -87,9 +87,10 @@ def _slower(link: Link, factor: float) -> Link:
     )
 
 
-def _merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
+def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """A table with the changes of another in it, table by table."""
+    both = dict(base)
     for key, value in change.items():
-        old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
+        old = both.get(key)
+        both[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return both

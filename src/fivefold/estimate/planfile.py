@@ -16,6 +16,7 @@ import msgspec
 from fivefold.cluster import Cluster
 from fivefold.cluster.catalogue import check_cluster
 from fivefold.errors import FivefoldError
+from fivefold.files import Unreadable, read_table, save_text
 from fivefold.layout.layout import Layout
 from fivefold.layout.workload import Workload
 from fivefold.model.spec import ModelSpec
@@ -88,16 +89,7 @@ def _write(plan: SavedPlan, path: str | Path, comments: tuple[str, ...]) -> None
 
     table = {"schema": SCHEMA, **_without_none(msgspec.to_builtins(plan))}
     head = "".join(f"# {line}\n" for line in ("A fivefold plan. Price it again: fivefold estimate FILE", *comments))
-    try:
-        Path(path).write_text(f"{head}\n{tomli_w.dumps(table)}", encoding="utf-8")
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        reason = getattr(error, "strerror", None) or str(error)
-        raise FivefoldError(
-            f"The plan cannot be written to {str(path)[:200]!r}: {reason}. Choose another file for --save.",
-            code="cannot-write",
-            option="--save",
-            value=str(path)[:200],
-        ) from error
+    save_text(path, f"{head}\n{tomli_w.dumps(table)}", "The plan")
 
 
 def _without_none(value: Any) -> Any:
@@ -135,20 +127,10 @@ def load_plan(path: str | Path) -> SavedPlan:
 
 def _table(path: Path) -> dict[str, Any]:
     try:
-        if not path.is_file():
-            raise _error(path, "there is no such file", "")
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        if isinstance(error, FivefoldError):
-            raise
-        raise _error(path, getattr(error, "strerror", None) or str(error), "") from error
-    if len(raw) > MAX_FILE_BYTES:
-        raise _error(path, f"it is larger than {MAX_FILE_BYTES:,} bytes, and a plan is a few kilobytes", "")
-    try:
-        return msgspec.toml.decode(raw, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise _error(path, str(error)[:200] or "it is nested too deeply", "") from error
+        return read_table(path, MAX_FILE_BYTES)
+    except Unreadable as error:
+        more = ", and a plan is a few kilobytes" if error.kind == "large" else ""
+        raise _error(path, error.reason + more, "") from error
 
 
 def _restore_absent(table: dict[str, Any]) -> None:
