@@ -1,7 +1,10 @@
-"""Small and real models, and a builder of contexts, shared by the tests of this room."""
+"""Small and real models, and a builder of contexts, shared by the tests of this room; makes the cases beside the tests
+importable."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,8 @@ from fivefold.model.spec import (
     Mamba2,
     ModelSpec,
 )
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 def _model(name: str, layers: int, block: Block, hidden: int, **more: Any) -> ModelSpec:
