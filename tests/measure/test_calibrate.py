@@ -308,6 +308,6 @@ def test_the_json_has_the_envelope():
 
 def test_a_device_or_a_pipe_is_no_calibration_file():
     """It would be waited for."""
-    with pytest.raises(FivefoldError, match="there is no such file") as caught:
+    with pytest.raises(FivefoldError, match="no regular one") as caught:
         load_calibration(os.devnull)
     assert caught.value.code == "bad-calibration-file"

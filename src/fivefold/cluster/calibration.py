@@ -104,7 +104,7 @@ def _table(path: Path) -> dict[str, Any]:
     try:
         return read_table(path, MAX_FILE_BYTES)
     except Unreadable as error:
-        raise _error(path, error.reason) from error
+        raise _error(path, "No such file, or no regular one" if error.kind == "absent" else error.reason) from error
 
 
 def _refuse_unknown(table: dict[str, Any], path: str | Path) -> None:
