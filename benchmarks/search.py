@@ -21,7 +21,7 @@ import numpy as np
 import fivefold as ff
 from fivefold.estimate import Problem
 from fivefold.runtime import load_runtime
-from fivefold.search.search import Found, search
+from fivefold.search.found import Found, search
 
 # (model, GPU, GPUs, tokens per sequence, sequences per batch, goal in seconds or None)
 QUESTIONS = (

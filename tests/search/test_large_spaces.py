@@ -11,7 +11,7 @@ import pytest
 from fivefold.cluster import load_cluster
 from fivefold.estimate import estimate
 from fivefold.model import load_model
-from fivefold.search.search import Found, search
+from fivefold.search.found import Found, search
 
 CASES = {
     "gpt-1t": ("gpt-1t", "a100-80g-sxm", 4096, 2048, 4096),

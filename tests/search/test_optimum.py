@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fivefold.layout import Layout
-from fivefold.search.search import search
+from fivefold.search.found import search
 
 # (catalogue model, blocks kept, GPUs, GB per GPU, runtime, global batch): memory binds in each, so that the choice
 # has to use some axis or recomputation.

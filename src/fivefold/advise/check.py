@@ -22,8 +22,8 @@ from fivefold.layout.columns import Columns
 from fivefold.layout.rules import Violation, violations
 from fivefold.layout.stages import resolve_row
 from fivefold.runtime import load_runtime
+from fivefold.search.found import search
 from fivefold.search.pins import checked_pins
-from fivefold.search.search import search
 from fivefold.search.words import layout_words
 
 replace = msgspec.structs.replace

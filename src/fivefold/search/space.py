@@ -23,9 +23,7 @@ from fivefold.layout.rules.engine import rules_for
 from fivefold.layout.stages import split_policy
 from fivefold.model.spec import Experts, LatentAttention
 from fivefold.search.prune import promising
-
-Ints = np.ndarray
-Table = dict[str, Ints]
+from fivefold.search.table import Ints, Known, NotYetKnownError, Table, crossed, kept, stacked
 
 # Micro-batches beyond this many sequences only add memory: the matrix products have long been full.
 _LARGEST_MICRO_BATCH = 64
@@ -98,12 +96,12 @@ class Space:
             return table
 
         def expand(positions: Ints) -> Columns:
-            columns = self._built(self._recompute(_keep(table, positions)))
+            columns = self._built(self._recompute(kept(table, positions)))
             return columns.take(np.flatnonzero(valid_mask(columns, self._context())))
 
-        kept = promising(self.problem, self._built(table), expand)
-        self.set_aside = self._count_recomputed(table) - self._count_recomputed(_keep(table, kept))
-        return _keep(table, kept)
+        hopeful = promising(self.problem, self._built(table), expand)
+        self.set_aside = self._count_recomputed(table) - self._count_recomputed(kept(table, hopeful))
+        return kept(table, hopeful)
 
     def _count_recomputed(self, table: Table) -> int:
         """How many rows `_recompute` makes of a table."""
@@ -118,13 +116,13 @@ class Space:
         divisors = _divisors(world)
         heads = largest_tp(model.kinds, model.hidden)
         table = {"pp": self._values("pp", [d for d in divisors if d <= model.layers])}
-        table = _cross(table, tp=self._values("tp", [d for d in divisors if d <= heads]))
-        table = _keep(table, world % (table["pp"] * table["tp"]) == 0)
-        table = _cross(table, cp=self._values("cp", [d for d in divisors if d <= self._largest_cp()]))
-        table = _keep(table, world % (table["pp"] * table["tp"] * table["cp"]) == 0)
+        table = crossed(table, tp=self._values("tp", [d for d in divisors if d <= heads]))
+        table = kept(table, world % (table["pp"] * table["tp"]) == 0)
+        table = crossed(table, cp=self._values("cp", [d for d in divisors if d <= self._largest_cp()]))
+        table = kept(table, world % (table["pp"] * table["tp"] * table["cp"]) == 0)
         kinds = np.array([CP_KINDS.index(kind) for kind in self.pins.get("cp_kind", CP_KINDS)])
-        table = _cross(table, cp_kind=kinds)
-        return _keep(table, (table["cp"] > 1) | (table["cp_kind"] == kinds[0]))
+        table = crossed(table, cp_kind=kinds)
+        return kept(table, (table["cp"] > 1) | (table["cp_kind"] == kinds[0]))
 
     def _largest_cp(self) -> int:
         """Beyond it a rank has fewer than 128 tokens of a sequence, less than one attention tile of queries."""
@@ -134,24 +132,24 @@ class Space:
         model, world = self.problem.model, self.problem.cluster.gpus
         feeds = [block.feed for block in model.kinds if isinstance(block.feed, Experts)]
         experts = min((feed.num_experts for feed in feeds), default=1)
-        table = _cross(table, ep=self._values("ep", [d for d in _divisors(world) if experts % d == 0]))
+        table = crossed(table, ep=self._values("ep", [d for d in _divisors(world) if experts % d == 0]))
         etp = self._values("etp", _divisors(int(table["tp"].max(initial=1))) if feeds else [1])
-        table = _cross(table, etp=etp)
+        table = crossed(table, etp=etp)
         # Expert-TP other than none or the dense TP has no implementation that fivefold knows.
         if "etp" not in self.pins:
-            table = _keep(table, (table["etp"] == 1) | (table["etp"] == table["tp"]))
-        return _keep(table, world % (table["ep"] * table["etp"] * table["pp"]) == 0)
+            table = kept(table, (table["etp"] == 1) | (table["etp"] == table["tp"]))
+        return kept(table, world % (table["ep"] * table["etp"] * table["pp"]) == 0)
 
     def _micro_batches(self, table: Table) -> Table:
         batch, world = self.problem.work.global_batch, self.problem.cluster.gpus
         sizes = self._values("micro_batch", [d for d in _divisors(batch) if d <= _LARGEST_MICRO_BATCH])
-        table = _cross(table, micro_batch=sizes)
+        table = crossed(table, micro_batch=sizes)
         dp = world // (table["tp"] * table["cp"] * table["pp"])
-        table = _keep(table, batch % (table["micro_batch"] * dp) == 0)
+        table = kept(table, batch % (table["micro_batch"] * dp) == 0)
         if "micro_batch" in self.pins:
             return table
         tokens = table["micro_batch"] * self.problem.work.seq_len // table["cp"]
-        return _keep(table, (table["micro_batch"] == 1) | (tokens <= _MOST_TOKENS))
+        return kept(table, (table["micro_batch"] == 1) | (tokens <= _MOST_TOKENS))
 
     def _schedules(self, table: Table) -> Table:
         layers = self.problem.model.layers
@@ -161,13 +159,13 @@ class Space:
         if not options:
             raise self._empty()
         schedule, vpp = np.array(options).T
-        table = _cross(table, schedule=schedule, vpp=vpp)
+        table = crossed(table, schedule=schedule, vpp=vpp)
         pp, schedule, vpp = table["pp"], table["schedule"], table["vpp"]
         dp = self.problem.cluster.gpus // (table["tp"] * table["cp"] * pp)
         m = self.problem.work.global_batch // (table["micro_batch"] * dp)
         alone = (pp == 1) & ((schedule == _1F1B) | (SCHEDULES[_1F1B] not in names)) & (vpp == 1)
         piped = (pp > 1) & ((schedule != _INTERLEAVED) | (m % pp == 0)) & ((vpp == 1) | (pp * vpp <= layers))
-        return _keep(table, alone | piped)
+        return kept(table, alone | piped)
 
     def _chunks_possible(self, chunks: int) -> bool:
         """Two stages is the shallowest pipeline, and no chunk is empty."""
@@ -181,9 +179,9 @@ class Space:
             counts = self._stage_counts(pp, vpp)
             if counts:
                 first, last, embedding, loss = np.array(counts).T
-                here = _keep(table, (table["pp"] == pp) & (table["vpp"] == vpp))
+                here = kept(table, (table["pp"] == pp) & (table["vpp"] == vpp))
                 parts.append(
-                    _cross(
+                    crossed(
                         here,
                         first_stage_layers=first,
                         last_stage_layers=last,
@@ -193,7 +191,7 @@ class Space:
                 )
         if not parts:
             raise self._empty()
-        return _stacked(parts)
+        return stacked(parts)
 
     def _stage_counts(self, pp: int, vpp: int) -> list[StageCounts]:
         """Splits to try for one pipeline, (0, 0, 0, 0) being even; see StageCounts."""
@@ -229,7 +227,7 @@ class Space:
 
     def _sharding(self, table: Table) -> Table:
         stages = self._values("zero", self.problem.runtime.zero_stages)
-        table = _cross(table, zero=stages)
+        table = crossed(table, zero=stages)
         world, span = self.problem.cluster.gpus, self.problem.cluster.spans[0]
         ranks = world // (table["tp"] * table["pp"])  # dp x cp
         if "dp_replicate" in self.pins:
@@ -239,9 +237,9 @@ class Space:
             inside = np.maximum(span // table["tp"], 1)
             copies = [np.ones_like(ranks), *(self._hybrid(ranks, inside * times, table) for times in (1, 8))]
         parts = [{**table, "dp_replicate": copy} for copy in copies]
-        return _stacked(
+        return stacked(
             [
-                _keep(part, (part["dp_replicate"] > 0) & (ranks % np.maximum(part["dp_replicate"], 1) == 0))
+                kept(part, (part["dp_replicate"] > 0) & (ranks % np.maximum(part["dp_replicate"], 1) == 0))
                 for part in parts
             ]
         )
@@ -254,13 +252,13 @@ class Space:
 
     def _recompute(self, table: Table) -> Table:
         kinds, layers, modules = np.array(self._recompute_options()).T
-        table = _cross(table, recompute_kind=kinds, recompute_layers=layers, recompute_modules=modules)
+        table = crossed(table, recompute_kind=kinds, recompute_layers=layers, recompute_modules=modules)
         if "recompute_layers" in self.pins:
             return table
         # The searched counts are per chunk; a layout counts the whole rank.
         every = table["recompute_layers"] == ALL_LAYERS
         table["recompute_layers"] = np.where(every, ALL_LAYERS, table["recompute_layers"] * table["vpp"])
-        return _keep(table, every | (table["recompute_layers"] < -(-self.problem.model.layers // table["pp"])))
+        return kept(table, every | (table["recompute_layers"] < -(-self.problem.model.layers // table["pp"])))
 
     def _recompute_options(self) -> list[tuple[int, int, int]]:
         """(kind, layers, module mask) to try."""
@@ -292,30 +290,30 @@ class Space:
 
     def _sequence_parallel(self, table: Table) -> Table:
         wanted = self.pins.get("sequence_parallel", (True, False))
-        table = _cross(table, sp=np.array([bool(value) for value in wanted]))
-        return _keep(table, (table["tp"] > 1) | ~table["sp"] | (not any(not value for value in wanted)))
+        table = crossed(table, sp=np.array([bool(value) for value in wanted]))
+        return kept(table, (table["tp"] > 1) | ~table["sp"] | (not any(not value for value in wanted)))
 
     def _overlaps(self, table: Table) -> Table:
         """Overlaps keep their defaults unless pinned."""
         for name in ("overlap_grad", "overlap_param", "overlap_tp", "overlap_ep"):
             if name in self.pins:
-                table = _cross(table, **{name: np.array([bool(value) for value in self.pins[name]])})
+                table = crossed(table, **{name: np.array([bool(value) for value in self.pins[name]])})
         return table
 
     def _legal(self, table: Table) -> Table:
         """The rows that no rule refuses whatever the options still to come; of a table without any, some rows, from
         which the refusal can be explained."""
-        known = _Known(table, self.problem.cluster.gpus, self.problem.work.global_batch)
+        known = Known(table, self.problem.cluster.gpus, self.problem.work.global_batch)
         alive = np.ones(len(table["tp"]), dtype=bool)
         context = self._context()
         for rule in rules_for(context):
             try:
                 alive &= rule.holds(cast(Columns, known), context)
-            except _NotYetKnownError:
+            except NotYetKnownError:
                 continue
         if alive.any() or not len(alive):
-            return _keep(table, alive)
-        return _keep(table, np.unique(np.linspace(0, len(alive) - 1, _REFUSED_SHOWN).astype(int)))
+            return kept(table, alive)
+        return kept(table, np.unique(np.linspace(0, len(alive) - 1, _REFUSED_SHOWN).astype(int)))
 
     def _context(self) -> Context:
         problem = self.problem
@@ -339,46 +337,5 @@ class Space:
         )
 
 
-class _NotYetKnownError(Exception):
-    """A rule asked for an option that the table does not have yet."""
-
-
-class _Known:
-    """The columns of a table in the making, and what follows from them, as rules read them."""
-
-    def __init__(self, table: Table, world: int, batch: int) -> None:
-        self._columns = dict(table)
-        columns = self._columns
-        if {"tp", "cp", "pp"} <= columns.keys():
-            columns["dp"] = world // (columns["tp"] * columns["cp"] * columns["pp"])
-            if "micro_batch" in columns:
-                columns["num_micro_batches"] = batch // np.maximum(columns["micro_batch"] * columns["dp"], 1)
-        if {"etp", "ep", "pp"} <= columns.keys():
-            columns["edp"] = world // (columns["etp"] * columns["ep"] * columns["pp"])
-
-    def __getattr__(self, name: str) -> Ints:
-        try:
-            return self._columns[name]
-        except KeyError:
-            raise _NotYetKnownError(name) from None
-
-
 def _divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
-
-
-def _cross(table: Table, **new: Ints) -> Table:
-    """Every row of the table with every row of `new` (whose columns go together)."""
-    rows = len(next(iter(table.values())))
-    width = len(next(iter(new.values())))
-    out = {name: np.repeat(column, width) for name, column in table.items()}
-    return {**out, **{name: np.tile(column, rows) for name, column in new.items()}}
-
-
-def _keep(table: Table, index: Ints) -> Table:
-    return {name: column[index] for name, column in table.items()}
-
-
-def _stacked(parts: list[Table]) -> Table:
-    """The rows of several tables, one after the other; a part may be empty."""
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,115 @@
+"""One search: every layout enumerated, those that cannot run or fit dropped, the rest priced.
+
+Candidates are pruned by rules, by memory, and by a lower bound on the step time that cannot remove an optimum; what is
+left is priced by the same kernel that `estimate` uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fivefold.estimate import Kernel, Problem
+from fivefold.estimate.estimate import rule_context
+from fivefold.layout.columns import Columns
+from fivefold.layout.rules import valid_mask
+from fivefold.search.space import MOST_ENUMERATED, Space
+
+# Layouts priced at least, in order of their bounds, so that the Pareto front sees more than the very fastest.
+_PRICED_AT_LEAST = 20_000
+_CHUNK = 8192
+_FRONT_CHUNK = 256
+_MEMORY_CHUNK = 16_384  # layouts whose memory is computed at once: what stays in the processor's cache
+
+
+@dataclass(slots=True)
+class Found:
+    """The raw outcome of one search.
+
+    candidates: all that divides; searched: their number, with those that were set aside in groups; columns: the valid
+    ones. rows, seconds, reserved: the fitting ones that were priced, fastest first, as positions in columns, step
+    seconds and device bytes. bounded_rows: fitting, but excluded by their bound. unfit_rows, unfit_reserved: the ones
+    that need more memory than there is.
+    """
+
+    problem: Problem
+    candidates: Columns
+    searched: int
+    columns: Columns
+    rows: np.ndarray
+    seconds: np.ndarray
+    reserved: np.ndarray
+    bounded_rows: np.ndarray
+    unfit_rows: np.ndarray
+    unfit_reserved: np.ndarray
+    fitting: int
+
+
+def search(problem: Problem, runtime: str, pins: dict[str, tuple[Any, ...]], most: int = MOST_ENUMERATED) -> Found:
+    """Enumerate, prune and price; see Found, and Space for `most`."""
+    space = Space(problem, pins, runtime, most)
+    candidates = space.columns()
+    valid = valid_mask(candidates, rule_context(problem.model, problem.cluster, problem.work, runtime))
+    columns = candidates.take(np.flatnonzero(valid))
+    searched = len(candidates) + space.set_aside
+    if not len(columns):
+        empty, none = np.zeros(0), np.zeros(0, dtype=np.int64)
+        return Found(problem, candidates, searched, columns, none, empty, empty, none, none, empty, 0)
+    kernel = Kernel(problem, columns)
+    everyone = np.arange(len(columns))
+    parts = [everyone[at : at + _MEMORY_CHUNK] for at in range(0, len(everyone), _MEMORY_CHUNK)]
+    reserved = np.concatenate([kernel.reserved(part, kernel.peak_memory(part)) for part in parts])
+    fits = kernel.fits(everyone, reserved)
+    fitting, unfit = everyone[fits], everyone[~fits]
+    rows, seconds, weights, bounded = _price(kernel, fitting, reserved[fitting])
+    return Found(
+        problem, candidates, searched, columns, rows, seconds, weights, bounded, unfit, reserved[unfit], len(fitting)
+    )
+
+
+def _price(
+    kernel: Kernel, fitting: np.ndarray, reserved: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(rows fastest first, their seconds and reserved bytes, rows that their bound excluded).
+
+    Layouts are priced in the order of their lower bounds, until the next bound lies beyond the best time and all that
+    could tie with it; then those that could still lie on the front of memory and time.
+    """
+    bound = kernel.lower_bound(fitting)
+    order = np.argsort(bound, kind="stable")
+    tie = 1 + kernel.problem.runtime.tie_spread
+    seconds = np.full(len(fitting), np.nan)
+    done, best = 0, np.inf
+    while done < len(order):
+        take = order[done : done + (_PRICED_AT_LEAST if done == 0 else _CHUNK)]
+        if done and bound[take[0]] > best * tie:
+            break
+        seconds[take] = kernel.step_seconds(fitting[take])
+        best = min(best, float(seconds[take].min()))
+        done += len(take)
+    while len(take := _maybe_on_front(bound, seconds, reserved)):
+        seconds[take] = kernel.step_seconds(fitting[take])
+    priced = np.flatnonzero(~np.isnan(seconds))
+    # Times that differ by rounding alone are equal, and the lighter layout comes first.
+    rounded = np.round(seconds[priced] / best, 12)
+    fastest = priced[np.lexsort((reserved[priced], rounded))]
+    return fitting[fastest], seconds[fastest], reserved[fastest], fitting[np.isnan(seconds)]
+
+
+def _maybe_on_front(bound: np.ndarray, seconds: np.ndarray, reserved: np.ndarray) -> np.ndarray:
+    """Up to a chunk of the positions without a time that no priced layout beats for certain, lightest first.
+
+    bound, reserved: of every fitting layout. seconds: nan where it is not priced.
+    """
+    left = np.flatnonzero(np.isnan(seconds))
+    priced = np.flatnonzero(~np.isnan(seconds))
+    if not len(left) or not len(priced):
+        return left
+    by_time = priced[np.argsort(seconds[priced], kind="stable")]
+    lightest = np.minimum.accumulate(reserved[by_time])
+    faster = np.searchsorted(seconds[by_time], bound[left], side="right")
+    beaten = (faster > 0) & (lightest[np.maximum(faster - 1, 0)] <= reserved[left])
+    left = left[~beaten]
+    return left[np.lexsort((bound[left], reserved[left]))][:_FRONT_CHUNK]

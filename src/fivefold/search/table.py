@@ -1,0 +1,50 @@
+"""Tables of layouts in the making: columns by option, crossed with each other and thinned, rows staying aligned."""
+
+from __future__ import annotations
+
+import numpy as np
+
+Ints = np.ndarray
+Table = dict[str, Ints]
+
+
+def crossed(table: Table, **new: Ints) -> Table:
+    """Every row of the table with every row of `new` (whose columns go together)."""
+    rows = len(next(iter(table.values())))
+    width = len(next(iter(new.values())))
+    out = {name: np.repeat(column, width) for name, column in table.items()}
+    return {**out, **{name: np.tile(column, rows) for name, column in new.items()}}
+
+
+def kept(table: Table, index: Ints) -> Table:
+    """The rows at `index`: positions, or a mask."""
+    return {name: column[index] for name, column in table.items()}
+
+
+def stacked(parts: list[Table]) -> Table:
+    """The rows of several tables, one after the other; a part may be empty."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+class NotYetKnownError(Exception):
+    """A rule asked for an option that the table does not have yet."""
+
+
+class Known:
+    """The columns of a table in the making, and what follows from them, as rules read them."""
+
+    def __init__(self, table: Table, world: int, batch: int) -> None:
+        self._columns = dict(table)
+        columns = self._columns
+        if {"tp", "cp", "pp"} <= columns.keys():
+            columns["dp"] = world // (columns["tp"] * columns["cp"] * columns["pp"])
+            if "micro_batch" in columns:
+                columns["num_micro_batches"] = batch // np.maximum(columns["micro_batch"] * columns["dp"], 1)
+        if {"etp", "ep", "pp"} <= columns.keys():
+            columns["edp"] = world // (columns["etp"] * columns["ep"] * columns["pp"])
+
+    def __getattr__(self, name: str) -> Ints:
+        try:
+            return self._columns[name]
+        except KeyError:
+            raise NotYetKnownError(name) from None
