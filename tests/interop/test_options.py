@@ -18,7 +18,7 @@ from fivefold.interop.megatron.words import FLAGS, in_their_words
 from fivefold.interop.shell.state import State
 from fivefold.interop.source import Field, Place
 from fivefold.layout import Layout, Overlap, Recompute
-from fivefold.layout.rules.engine import OPTIONS as COLUMN_FLAGS
+from fivefold.layout.rules import OPTIONS as COLUMN_FLAGS
 
 HERE = Place("x.sh", 1)
 changed = msgspec.structs.replace

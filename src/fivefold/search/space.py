@@ -18,8 +18,7 @@ from fivefold.estimate.estimate import rule_context
 from fivefold.layout.columns import ALL_LAYERS, Columns, mask_of
 from fivefold.layout.layout import CHUNKS, CP_KINDS, RECOMPUTE_KINDS, SCHEDULES, SPLIT_BACKWARD
 from fivefold.layout.mixers import largest_tp
-from fivefold.layout.rules import Context, valid_mask
-from fivefold.layout.rules.engine import rules_for
+from fivefold.layout.rules import Context, rules_for, valid_mask
 from fivefold.layout.stages import split_policy
 from fivefold.model.spec import Experts, LatentAttention
 from fivefold.search.prune import promising

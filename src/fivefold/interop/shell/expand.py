@@ -8,15 +8,14 @@ from collections.abc import Callable
 from fivefold.errors import FivefoldError
 from fivefold.interop.shell.arithmetic import NotKnown, evaluate
 from fivefold.interop.shell.parser import parse
-from fivefold.interop.shell.patterns import matches, without_prefix, without_suffix
-from fivefold.interop.shell.state import FIELD_COST, State, Variable, is_unknown
-from fivefold.interop.shell.syntax import Arithmetic, Literal, Parameter, Simple, Substitution, Word
+from fivefold.interop.shell.patterns import without_prefix, without_suffix
+from fivefold.interop.shell.splitting import Splitting, marked
+from fivefold.interop.shell.state import State, Variable, is_unknown
+from fivefold.interop.shell.syntax import Arithmetic, Literal, Parameter, Part, Simple, Word
 from fivefold.interop.shell.words import Scanner
-from fivefold.interop.source import LINE, UNKNOWN, Field, Place, plain
+from fivefold.interop.source import UNKNOWN, Field, Place, plain
 
-_SPLIT = re.compile(rf"{LINE}\d+{LINE}|[ \t\n]+|[^ \t\n{LINE}]+")
 _SPECIAL = re.compile(r"[*?\[\\]")
-_LAST_MARK = re.compile(rf"{LINE}(\d+){LINE}")
 
 
 class Expander:
@@ -32,7 +31,11 @@ class Expander:
 
     def fields(self, word: Word) -> list[Field]:
         """The fields of one word: none, one, or several."""
-        return _Fields(self, word).made()
+        place = self.place(word)
+        splitting = Splitting(self.state, word, place)
+        for part in word.parts:
+            splitting.add(part, self._part(part, place))
+        return splitting.made()
 
     def all_fields(self, words: tuple[Word, ...] | list[Word]) -> list[Field]:
         return [each for word in words for each in self.fields(word)]
@@ -70,7 +73,7 @@ class Expander:
 
     # ---------------------------------------------------------------- parts
 
-    def _part(self, part: object, place: Place) -> list[Field]:
+    def _part(self, part: Part, place: Place) -> list[Field]:
         if isinstance(part, Literal):
             return [Field(part.text, place)]
         self._depth += 1
@@ -79,10 +82,8 @@ class Expander:
         try:
             if isinstance(part, Parameter):
                 return self.parameter(part, place)
-            if isinstance(part, Arithmetic):
-                return [Field(self.arithmetic(part.text, place), place)]
-            assert_part = part if isinstance(part, Substitution) else Substitution("")
-            return [Field(self._substitution(assert_part.text, place), place)]
+            made = self.arithmetic if isinstance(part, Arithmetic) else self._substitution
+            return [Field(made(part.text, place), place)]
         finally:
             self._depth -= 1
 
@@ -261,73 +262,6 @@ class Expander:
         return self.state.unknown("command", " ".join(str(plain(text)).split()), place)
 
 
-class _Fields:
-    """Splits one word into fields while its parts are expanded."""
-
-    def __init__(self, expander: Expander, word: Word) -> None:
-        self._expander, self._word = expander, word
-        self._done: list[Field] = []
-        self._open: list[str] | None = None
-        self._place = self._default = expander.place(word)
-
-    def made(self) -> list[Field]:
-        for part in self._word.parts:
-            found = self._expander._part(part, self._default)
-            quoted = getattr(part, "quoted", False)
-            self._expander.state.spend(sum(len(each.text) + FIELD_COST for each in found), self._default)
-            if isinstance(part, Literal):
-                self._append(part.text, self._default)
-            elif quoted and not (isinstance(part, Parameter) and part.index == "@"):
-                place = found[0].place if found else self._default
-                text = " ".join(each.text for each in found)
-                several = len(self._word.parts) > 1 and place != self._default
-                self._append(marked(text, place, self._word.line) if several else text, place)
-            else:
-                self._several(found, split=not quoted)
-        self._close()
-        return self._done
-
-    def _several(self, found: list[Field], *, split: bool) -> None:
-        for at, each in enumerate(found):
-            if at:
-                self._close()
-            if split:
-                self._split(each)
-            else:
-                self._append(each.text, each.place)
-
-    def _split(self, value: Field) -> None:
-        place = value.place
-        for piece in _SPLIT.findall(value.text):
-            if piece[0] == LINE:
-                place = Place(place.file, int(piece[1:-1]))
-            elif piece[0] in " \t\n":
-                self._close()
-            else:
-                self._append(piece, place)
-
-    def _append(self, text: str, place: Place) -> None:
-        if self._open is None:
-            self._open, self._place = [], place
-        elif self._place == self._default:  # --option=$VALUE: where the value stands says more
-            self._place = place
-        self._open.append(text)
-
-    def _close(self) -> None:
-        if self._open is None:
-            return
-        text = "".join(self._open)
-        marks = _LAST_MARK.findall(text)
-        if plain(text) or not marks:
-            self._done.append(Field(text, self._place))
-        self._open = None
-
-
-def marked(text: str, place: Place, line: int) -> str:
-    """A value inside a longer text, with marks of the line that it comes from and of the text's own."""
-    return f"{LINE}{place.line}{LINE}{text}{LINE}{line}{LINE}" if text else text
-
-
 def _shown(text: str) -> str:
     text = str(plain(text)).replace(UNKNOWN, "")
     return repr(text[:60]) if text else "''"
@@ -354,5 +288,3 @@ _OUTPUTS: dict[str, Callable[[list[str]], str | None]] = {
     "basename": _path_part(lambda path: path.rstrip("/").rpartition("/")[2]),
     "dirname": _path_part(lambda path: path.rstrip("/").rpartition("/")[0] or "."),
 }
-
-__all__ = ["Expander", "matches"]
