@@ -218,10 +218,13 @@ def test_counts_that_slurm_would_refuse_are_refused(counts: dict[str, int]) -> N
         slurm(job(), SlurmOptions(**counts))
 
 
-def stopped(tmp_path: Path, stand_ins, extra: dict[str, str]) -> tuple[int, list[str]]:
+_CANCEL = 'kill -TERM "$(cat "$OUT/srun.pid")"\n'
+_CANCEL_AND_WAIT = _CANCEL + 'while kill -0 "$(cat "$OUT/srun.pid")" 2>/dev/null; do sleep 0.05; done\n'
+
+
+def stopped(tmp_path: Path, stand_ins, extra: dict[str, str], cancel: str = _CANCEL) -> tuple[int, list[str]]:
     """The batch script while its step runs, warned by USR1: its exit code and what scontrol was asked last."""
     step = "trap 'exit 0' TERM\ntouch \"$OUT/started\"\nfor _ in {1..300}; do sleep 0.1; done\n"
-    cancel = 'kill -TERM "$(cat "$OUT/srun.pid")"\n'
     environment = slurm_environment(stand_ins, srun=f'echo $$ > "$OUT/srun.pid"\n{step}') | extra
     (tmp_path / "bin" / "scancel").write_text(_RECORD.format(name="scancel", then=cancel))
     path = tmp_path / "script"
@@ -236,8 +239,9 @@ def stopped(tmp_path: Path, stand_ins, extra: dict[str, str]) -> tuple[int, list
     return code, words(tmp_path, "scontrol")
 
 
-def test_a_warning_ends_the_step_and_requeues_the_job(tmp_path: Path, stand_ins) -> None:
-    code, asked = stopped(tmp_path, stand_ins, {})
+@pytest.mark.parametrize("cancel", [_CANCEL, _CANCEL_AND_WAIT], ids=["the step lives on", "the step ends at once"])
+def test_a_warning_ends_the_step_and_requeues_the_job(tmp_path: Path, stand_ins, cancel: str) -> None:
+    code, asked = stopped(tmp_path, stand_ins, {}, cancel)
     assert words(tmp_path, "scancel") == ["--signal=TERM", "4711"]
     assert (code, asked) == (0, ["requeue", "4711"])
 

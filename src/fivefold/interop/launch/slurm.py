@@ -27,14 +27,13 @@ _STOP = """\
 # Slurm warns this script before the time limit (or before preemption); the ranks then save and end, and the job
 # goes back into the queue, to go on from the checkpoint.
 stopping=0
-trap 'stopping=1; scancel --signal=TERM "$SLURM_JOB_ID"' USR1"""
+trap 'stopping=1; warned=1; scancel --signal=TERM "$SLURM_JOB_ID"' USR1"""
 _WAIT = """\
 step=$!
-code=0
-wait "$step" || code=$?
-# A trapped signal ends wait before the step has ended.
-while kill -0 "$step" 2>/dev/null; do
-    code=0
+# A trapped signal ends wait, with a code of its own, before the step has ended: then its code is asked for again.
+warned=1
+while ((warned)); do
+    warned=0 code=0
     wait "$step" || code=$?
 done
 if ((stopping)); then
