@@ -49,6 +49,8 @@ class Gemm:
     ends_block: nothing that backward needs comes after it, so a checkpoint that stops early does not run it again.
     sixteen_bit: stays in 16 bit under recipes that quantise products.
     adapter: of an adapter, whose weight is trained where the model's are frozen.
+    input_shared, gradient_shared: ranks that each quantise their share of the input, of the output's gradient, before
+        it is gathered; 1 where this rank quantises all of it.
     waits: 1 where the weight's gradient can be computed apart from the input's, by a schedule that splits the backward.
     """
 
@@ -61,6 +63,8 @@ class Gemm:
     grouped: bool = False
     ends_block: bool = False
     waits: Column = 1
+    input_shared: Column = 1
+    gradient_shared: Column = 1
     sixteen_bit: bool = False
     adapter: bool = False
 

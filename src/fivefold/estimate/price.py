@@ -37,6 +37,13 @@ _ACCUMULATED_BYTES, _SIXTEEN_BIT_BYTES = 8, 2
 # Bytes moved to quantise an element: read in 16 bit, written as it lies and transposed. Block scales differ along rows
 # and columns, so that those recipes read twice (Transformer Engine, from memory).
 _CAST_BYTES = {"fp8": 4.0, "mxfp8": 6.0, "nvfp4": 5.1}
+# Of an operand that is gathered after it was quantised: bytes of each rank's own share, and of the whole afterwards.
+# Scales of a whole tensor: cast (3), and the gathered one transposed (2); block scales: both quantised copies are made
+# of the share and gathered each in its pass, of which the 4-bit one is put in order (Transformer Engine distributed.py,
+# from memory).
+_SHARE_CAST_BYTES = {"fp8": 3.0, "mxfp8": 6.0, "nvfp4": 5.1}
+_GATHERED_CAST_BYTES = {"fp8": 2.0, "mxfp8": 0.0, "nvfp4": 1.1}
+_OPERANDS = ("input", "gradient")
 OWNERS = ("compute", "tp", "cp", "ep")
 _OWNER_OF_AXIS = {"tp": 1, "cp": 2, "ep": 3, "etp": 3}
 
@@ -163,7 +170,8 @@ class Pricer:
             precision = self.precision if quantised or self.precision not in QUANTISED else self.sixteen_bit
             seconds = self._gemm_seconds(row.m, row.n, row.k, row.groups, "fwd", row.grouped, precision)
             if quantised:
-                seconds = seconds + self._cast_seconds(np.asarray(row.m) * row.k * row.groups)
+                elements = np.asarray(row.m) * row.k * row.groups
+                seconds = seconds + self._cast_seconds(elements, np.asarray(row.input_shared))
             again[0] += share * seconds
             flops += share * 2 * np.asarray(row.m) * row.n * row.k * row.groups
         if ledger.streams:
@@ -188,8 +196,9 @@ class Pricer:
             groups, waits = (ledger.stack([getattr(row, size) for row in rows]) for size in ("groups", "waits"))
             seconds = {kind: self._gemm_seconds(m, n, k, groups, kind, grouped, precision) for kind in _KINDS}
             if quantised:
-                seconds["fwd"] += self._cast_seconds(m * k * groups)
-                seconds["dgrad"] += self._cast_seconds(m * n * groups)
+                shared = (ledger.stack([getattr(row, f"{name}_shared") for row in rows]) for name in _OPERANDS)
+                seconds["fwd"] += self._cast_seconds(m * k * groups, next(shared))
+                seconds["dgrad"] += self._cast_seconds(m * n * groups, next(shared))
             if self.frozen:
                 seconds["wgrad"] = seconds["wgrad"] * np.array([[row.adapter] for row in rows])
             work = 2 * m * n * k * groups
@@ -212,9 +221,12 @@ class Pricer:
     def _quantises(self, row: Gemm) -> bool:
         return self.precision in QUANTISED and not row.sixteen_bit
 
-    def _cast_seconds(self, elements: np.ndarray) -> np.ndarray:
-        """Seconds to quantise an operand for its products, by row and by column."""
-        return self.curve.in_step * streaming_seconds(self.curve, self.gpu, _CAST_BYTES[self.precision] * elements)
+    def _cast_seconds(self, elements: np.ndarray, shared: np.ndarray) -> np.ndarray:
+        """Seconds to quantise an operand for its products, by row and by column, which `shared` ranks do together."""
+        name = self.precision
+        together = _GATHERED_CAST_BYTES[name] + _SHARE_CAST_BYTES[name] / shared
+        moved = np.where(shared > 1, together, _CAST_BYTES[name]) * elements
+        return self.curve.in_step * streaming_seconds(self.curve, self.gpu, moved)
 
     def _gemm_seconds(self, m, n, k, groups, kind: Kind, grouped: bool, precision: Precision) -> np.ndarray:
         if kind == "dgrad":

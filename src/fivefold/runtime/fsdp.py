@@ -18,6 +18,7 @@ PROFILE = replace(
     selective_by_operation=False,
     unfused_norms=True,
     norms_kept_fp32=True,
+    quantised_gathers=False,
     sources={
         **TORCHTITAN.sources,
         "fused_glu": "eager modules of Llama's kind: silu, product and projection save four tensors of the "

@@ -24,6 +24,7 @@ PROFILE = Profile(
     fused_glu=True,
     cached_wgrad_buffers=True,
     head_wgrad_placeholder=True,
+    quantised_gathers=True,
     loss_bytes_per_logit=6,
     workspace_bytes=60 * _MIB,
     context_bytes=640 * _MIB,
@@ -56,6 +57,10 @@ PROFILE = Profile(
         ),
         "norms_fused_into_linears": "Megatron-Core layer specs: TELayerNormColumnParallelLinear",
         "fp8_saves_inputs": "Transformer Engine's linear modules save the quantised input (from memory)",
+        "quantised_gathers": (
+            "Transformer Engine module/linear.py and base.py, read at 0004dbd023: a column-parallel layer's input and a "
+            "row-parallel one's incoming gradient, are cast first, then gathered"
+        ),
         "loss_bytes_per_logit": "Megatron-Core vocab-parallel cross-entropy: bf16 logits and an fp32 copy",
         "workspace_bytes": (
             "fit: constant left over in the single-node B200 allocations of published Megatron-LM runs "

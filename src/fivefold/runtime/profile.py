@@ -58,6 +58,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     sharded_loss_bytes_per_logit: the same where tensor parallelism shards the vocabulary; 0: no different.
     gathered_inputs_kept: what sequence parallelism gathers for a linear layer is kept whole for backward, instead of
         being gathered again.
+    quantised_gathers: under recipes that quantise products, each rank quantises its share of what sequence parallelism
+        gathers for a linear layer, and that is gathered.
     tokens_sent_once: of the experts that a token goes to, those of one rank get it in one copy, and the kernel that
         sends it also puts it in their order (DeepEP and Hybrid-EP).
     gather_copy_bytes, scatter_copy_bytes: per parameter of a fully sharded unit, moved beside compute's own kernels to
@@ -144,6 +146,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     grad_bucket_growth: int = 1_000_000
     sharded_loss_bytes_per_logit: int = 0
     gathered_inputs_kept: bool = False
+    quantised_gathers: bool = False
     tokens_sent_once: bool = False
     gather_copy_bytes: float = 0.0
     scatter_copy_bytes: float = 0.0

@@ -31,6 +31,7 @@ PROFILE = Profile(
     loss_bytes_per_logit=14,
     sharded_loss_bytes_per_logit=16,
     gathered_inputs_kept=True,
+    quantised_gathers=True,
     gather_copy_bytes=4,
     scatter_copy_bytes=6,
     pipeline_keeps_whole_gradients=True,
@@ -72,6 +73,8 @@ PROFILE = Profile(
             "PyTorch distributed/tensor/parallel/loss.py: in backward fp32 log-softmax, its gradient before and after "
             "the softmax is added, and the product with the loss's gradient"
         ),
+        "quantised_gathers": "torchao float8_tensor_parallel.py, read at 0e0fba8f69: operands with tensor-wise scales "
+        "are cast before the all-gather, in both passes",
         "gathered_inputs_kept": "DTensor layers keep the replicated input that autograd saw",
         "gather_copy_bytes": "PyTorch foreach_all_gather_copy_out: 16-bit parameters, read and written",
         "scatter_copy_bytes": "PyTorch foreach_reduce_scatter_copy_in: 16-bit gradients read, fp32 written",

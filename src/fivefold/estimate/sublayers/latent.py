@@ -57,8 +57,8 @@ class LatentWriter(AttentionWriter):
         """A column-parallel projection from a latent; its gathered input is small beside the hidden state."""
         s = self.shard
         ledger.weights.append(Weight(name, width * out, factored=width + out))
-        ledger.gemms.append(Gemm(name, "mla_up_proj", s.tokens, out, width))
-        self._gather_for_column(ledger, name, self.element_bytes * s.tokens * width, "mla_up_proj")
+        ledger.gemms.append(Gemm(name, "mla_up_proj", s.tokens, out, width, input_shared=self.gathered_shared))
+        self._gather_for_column(ledger, name, s.tokens * width, "mla_up_proj")
 
     def _indexer(self, ledger: Ledger, indexer: Indexer, queries_from: int) -> None:
         """What picks keys for a query (DeepSeek-V3.2, section 2.1), in its sparse stage of training: attention runs

@@ -39,6 +39,10 @@ class LinearWriter:
         # keep the input as it came.
         quantised = work.precision in QUANTISED and runtime.fp8_saves_inputs
         self.linear_input_bytes = QUANTISED_BYTES[work.precision] if quantised else self.element_bytes
+        gathers_quantised = work.precision in QUANTISED and runtime.quantised_gathers
+        self.gathered_bytes = QUANTISED_BYTES[work.precision] if gathers_quantised else self.element_bytes
+        # Ranks that quantise what they gather together.
+        self.gathered_shared = np.where(shard.sp & gathers_quantised, shard.tp, 1)
 
     # ---------------------------------------------------------------- norms and residuals
 
@@ -95,23 +99,29 @@ class LinearWriter:
         ledger.weights.append(Weight(name, h * out, factored=h + out, part=_part(module)))
         if bias:
             ledger.weights.append(Weight(f"{name}.bias", out, matrix=False))
-        ledger.gemms.append(Gemm(name, module, s.tokens, out, h))
-        self._gather_for_column(ledger, name, self.element_bytes * s.tokens * h, module)
+        ledger.gemms.append(Gemm(name, module, s.tokens, out, h, input_shared=self.gathered_shared))
+        self._gather_for_column(ledger, name, s.tokens * h, module)
 
-    def _gather_for_column(self, ledger: Ledger, name: str, full: np.ndarray, module: Module) -> None:
+    def _gather_for_column(
+        self, ledger: Ledger, name: str, elements: np.ndarray, module: Module, *, sixteen_bit: bool = False
+    ) -> None:
         """Sequence parallelism gathers the input (again in backward, behind dgrad) and scatters its gradient behind
-        wgrad; plain tensor parallelism all-reduces the input's gradient behind wgrad (Megatron-LM's linear layers)."""
+        wgrad; plain tensor parallelism all-reduces the input's gradient behind wgrad (Megatron-LM's linear layers).
+
+        sixteen_bit: the product is not quantised."""
         s = self.shard
         if int(s.tp.max(initial=1)) == 1:
             return
+        full = self.element_bytes * elements
         with_sp = np.where(s.sp, full, 0.0)
+        gathered = with_sp * (1.0 if sixteen_bit else self.gathered_bytes / self.element_bytes)
         without = np.where(s.sp, 0.0, full)
         if self.runtime.gathered_inputs_kept:
             # Beside the norm's own output, which is kept too.
             ledger.saved.append(Saved(f"{name} gathered input", module, with_sp))
-        again = 0.0 if self.runtime.gathered_inputs_kept else with_sp
+        again = 0.0 if self.runtime.gathered_inputs_kept else gathered
         ledger.exchanges += [
-            Exchange(f"gather {name} input", "tp", "all_gather", with_sp, "forward", module=module),
+            Exchange(f"gather {name} input", "tp", "all_gather", gathered, "forward", module=module),
             Exchange(
                 f"gather {name} input", "tp", "all_gather", again, "backward", behind=(name, "dgrad"), module=module
             ),
@@ -142,17 +152,18 @@ class LinearWriter:
         ledger.weights.append(Weight(name, width * h, factored=width + h, part=_part(module)))
         if bias:
             ledger.weights.append(Weight(f"{name}.bias", h, matrix=False))
-        ledger.gemms.append(Gemm(name, module, s.tokens, h, width, ends_block=ends_block))
+        ledger.gemms.append(
+            Gemm(name, module, s.tokens, h, width, ends_block=ends_block, gradient_shared=self.gathered_shared)
+        )
         if int(s.tp.max(initial=1)) == 1:
             return
         full = self.element_bytes * s.tokens * h
+        gathered = np.where(s.sp, self.gathered_bytes * s.tokens * h, 0.0)
         ledger.exchanges += [
             Exchange(
                 f"scatter {name} output", "tp", "reduce_scatter", np.where(s.sp, full, 0.0), "forward", module=module
             ),
-            Exchange(
-                f"gather {name} gradient", "tp", "all_gather", np.where(s.sp, full, 0.0), "backward", module=module
-            ),
+            Exchange(f"gather {name} gradient", "tp", "all_gather", gathered, "backward", module=module),
             Exchange(f"reduce {name} output", "tp", "all_reduce", np.where(s.sp, 0.0, full), "forward", module=module),
         ]
 
