@@ -11,11 +11,13 @@ from msgspec.structs import replace
 
 from fivefold.cluster import load_cluster, load_curve_of
 from fivefold.estimate import Kernel, Problem
-from fivefold.layout import Columns, Layout, Workload
+from fivefold.layout import Columns, Layout, Overlap, Workload
+from fivefold.layout.layout import RECOMPUTE_MODULES
 from fivefold.runtime import load_runtime
 
 TOKENS, HIDDEN, VOCAB = 2048, 1024, 4096
 ONE = np.arange(1)
+SELECTIVE = RECOMPUTE_MODULES.index("core_attn")
 
 
 def kernel(model, layout: Layout, gpus: int = 16, runtime: str = "megatron", **changes: Any) -> Kernel:
@@ -156,3 +158,47 @@ def test_each_expert_of_a_grouped_product_is_launched(small):
     off, on = (kernel(small["mixtral"], Layout(), launch_host_s=1.0, group_launch_host_s=each) for each in (0.0, 0.1))
     assert float((on.variants.forward_s - off.variants.forward_s)[0, 0]) == pytest.approx(2 * 7 * 0.1)
     assert float((on.variants.backward_s - off.variants.backward_s)[0, 0]) == pytest.approx(2 * 2 * 7 * 0.1)
+
+
+def copied(k: Kernel) -> dict[str, float]:
+    return {
+        f"{row.name} {row.when}": float(np.ravel(row.copied)[0]) for row in k.ledgers[0].exchanges if np.any(row.copied)
+    }
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4])
+def test_sequences_after_sequences_are_copied_around_a_collective(small, micro_batch):
+    layout = Layout(tp=4, micro_batch=micro_batch, overlap=Overlap(tp=False))
+    k = kernel(small["llama"], layout, sequence_second=True)
+    whole = 2 * 2 * micro_batch * TOKENS * HIDDEN  # read and written in 16 bit
+    found = copied(k)
+    assert set(found.values()) == {whole}
+    scatters = {name for name in found if name.startswith("scatter")}
+    assert len(scatters) == 4  # outputs of two row-parallel layers, input gradients of two column-parallel ones
+    # One sequence's parts follow each other as gathered: no copy after a gather.
+    assert len(found) - len(scatters) == (0 if micro_batch == 1 else 4)
+    for on in (Overlap(tp=True), Overlap(tp=False)):
+        plain = Layout(tp=4, micro_batch=micro_batch, overlap=on)
+        assert not copied(kernel(small["llama"], plain, sequence_second=bool(on.tp)))
+
+
+def test_a_copy_takes_the_time_of_its_bytes(small):
+    layout = Layout(tp=4, micro_batch=4)
+    without, with_copies = (kernel(small["llama"], layout, sequence_second=on) for on in (False, True))
+    cluster = without.problem.cluster
+    curve = load_curve_of(cluster)
+    bandwidth = cluster.gpu.memory_bandwidth_per_s * curve.streaming_efficiency
+    four = curve.in_step * 4 * (2 * 2 * 4 * TOKENS * HIDDEN / bandwidth + curve.launch_s)
+    for side in ("forward", "backward"):
+        more = getattr(with_copies.costs[0], side)[1, 0] - getattr(without.costs[0], side)[1, 0]
+        assert more == pytest.approx(four), side
+
+
+def test_single_operations_gather_again_and_a_checkpoint_that_stops_early_does_not_scatter(small):
+    """torchtitan's selective recomputation keeps what was scattered; a whole block's ends before its last scatter."""
+    cost = kernel(small["llama"], Layout(tp=4, zero=3), runtime="torchtitan").costs[0]
+    rows = {row.name: float(s[0]) for row, s in cost.exchanges if row.when == "forward"}
+    gathers = rows["gather qkv_proj input"] + rows["gather mlp.fc1 input"]
+    assert float(cost.recompute[SELECTIVE, 1, 0]) == pytest.approx(gathers)
+    assert float(cost.full[1, 0]) == pytest.approx(gathers + rows["scatter out_proj output"])
+    assert rows["scatter mlp.fc2 output"] > 0

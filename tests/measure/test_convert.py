@@ -71,6 +71,12 @@ def test_overlap_that_megatron_lm_does_not_list_was_off():
     assert "overlap" in silent.assumed
 
 
+def test_asynchronous_tensor_parallelism_is_read_from_the_techniques_in_the_notes():
+    stated = {"framework": "torchtitan", "tp": 4, "sp": 1, "dp": 2, "zero": 3, "overlap": None}
+    for notes, on in (("2D + AsyncTP + compile", True), ("async TP", True), ("2D + compile", False), (None, False)):
+        assert convert(_change("simumax-0002", notes=notes, **stated)).layout.overlap.tp is on
+
+
 def test_recipes_overlap_tensor_parallelism():
     assert convert(_change("simumax-0002", framework="NeMo 24.07", overlap=None)).layout.overlap.tp
     assert not convert(_change("simumax-0001", framework="NeMo 24.07", overlap=None)).layout.overlap.tp  # tp 1

@@ -1,5 +1,6 @@
 """Selective checkpointing that chooses single operations, as torchtitan's does: of a block, attention's output and
-every second matrix product's are kept, everything else is computed again.
+every second matrix product's are kept, everything else is computed again. What was scattered is kept, what was gathered
+for a linear layer is gathered again (torchtitan llama3/infra/parallelize.py, read at 018740b7aa).
 
 Products count in the order in which a Llama block runs them: query, key, value, output, gate, up, down; the first is
 kept, the second is not (torchtitan distributed/activation_checkpoint.py, from memory). The down projection's output is
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fivefold.estimate.ledger import Ledger
+from fivefold.estimate.ledger import Exchange, Ledger
 
 _KEPT_WHOLE = ("input_norm.input", "feed_norm.input", "attention_output", "log_sum_exp")
 
@@ -26,6 +27,11 @@ def redone(ledger: Ledger) -> list[np.ndarray | float]:
     shares = {name: 1 - share for name, share in _query_and_value(ledger).items()}
     again = {"qkv_proj": shares.get("query_key_value", 1.0), "mlp.fc1": 1 - _first_half(ledger), "mlp.fc2": 0.0}
     return [again.get(row.name, 1.0) for row in ledger.gemms]
+
+
+def gathers_again(row: Exchange) -> bool:
+    """Whether a collective of the forward pass runs again."""
+    return row.when == "forward" and row.axis == "tp" and row.op == "all_gather"
 
 
 def _first_half(ledger: Ledger) -> float:

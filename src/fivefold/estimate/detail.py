@@ -13,7 +13,7 @@ from fivefold.estimate import by_operation
 from fivefold.estimate.counted import flops_per_token
 from fivefold.estimate.interval import around
 from fivefold.estimate.kernel import Kernel, Problem
-from fivefold.estimate.ledger import Ledger
+from fivefold.estimate.ledger import Exchange, Ledger
 from fivefold.estimate.plans import piece_names
 from fivefold.estimate.price import OWNERS
 from fivefold.estimate.result import (
@@ -246,8 +246,7 @@ class Detail:
         for index, cost in enumerate(kernel.costs):
             for row, exposed in cost.exchanges:
                 size = _first(row.bytes)
-                redone = row.when == "forward" and (self.kind == "full" or row.module in selected)
-                twice = again[index] if redone else 0
+                twice = again[index] if self._redone(row, selected, kernel.ledgers[index]) else 0
                 runs = self.micro_batches * float(count[index] + twice)
                 if size <= 0 or runs == 0:
                     continue
@@ -258,6 +257,15 @@ class Detail:
         return [
             self._row(axis, op, kernel.pricer.placements[axis], *entry.tolist()) for (axis, op), entry in totals.items()
         ]
+
+    def _redone(self, row: Exchange, selected: tuple[str, ...], ledger: Ledger) -> bool:
+        """Whether recomputation runs a collective of the forward pass again."""
+        runtime = self.problem.runtime
+        if self.kind == "selective" and runtime.selective_by_operation:
+            return bool(ledger.attends or ledger.scans) and by_operation.gathers_again(row)
+        if self.kind == "full":
+            return row.when == "forward" and not (row.ends_block and runtime.checkpoint_stops_early)
+        return row.when == "forward" and row.module in selected
 
     def _row(self, axis: str, op: str, placement: Placement, count: float, sent: float, exposed: float) -> Traffic:
         level = int(placement.level[0])

@@ -120,7 +120,7 @@ class Exchange:
     """A collective on one axis. `behind`: the matrix product (its name and gradient) that hides it, if any.
 
     ring_steps: for ring attention, how many transfers follow each other; they hide behind `Attend`. ends_block: as of a
-    Gemm.
+    Gemm. copied: bytes that a copy before or after it moves, which nothing hides.
     """
 
     name: str
@@ -132,6 +132,7 @@ class Exchange:
     ring_steps: Column = 1
     module: Module = "mixer"
     ends_block: bool = False
+    copied: Column = 0
 
 
 @dataclass(slots=True, frozen=True)

@@ -135,6 +135,9 @@ class Pricer:
             # It knows no modules: whatever is named, one policy holds for the block.
             recompute[:], dropped[:], module_flops[:] = 0.0, 0.0, 0.0
             self._by_operation(ledger, recompute[_SELECTIVE], dropped[_SELECTIVE], module_flops[_SELECTIVE])
+            recompute[_SELECTIVE, _OWNER_OF_AXIS["tp"]] = sum(
+                s for row, s in exchanges if by_operation.gathers_again(row)
+            )
         working = ledger.stack([row.bytes for row in ledger.working])
         weights = ledger.weights
         return Cost(
@@ -324,6 +327,9 @@ class Pricer:
                 seconds = np.where(overlap[row.axis], seconds * (1 - hidden[row.axis]), seconds)
             if row.axis == "tp":
                 seconds = self.runtime.tp_in_step * seconds
+            if np.any(row.copied):
+                copied = streaming_seconds(self.curve, self.gpu, row.copied, np.asarray(row.copied) > 0)
+                seconds = seconds + self.curve.in_step * copied
             owner = _OWNER_OF_AXIS[row.axis]
             if row.when == "forward":
                 forward[owner] += seconds

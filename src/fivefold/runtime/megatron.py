@@ -58,8 +58,8 @@ PROFILE = Profile(
         "norms_fused_into_linears": "Megatron-Core layer specs: TELayerNormColumnParallelLinear",
         "fp8_saves_inputs": "Transformer Engine's linear modules save the quantised input (from memory)",
         "quantised_gathers": (
-            "Transformer Engine module/linear.py and base.py, read at 0004dbd023: a column-parallel layer's input and a "
-            "row-parallel one's incoming gradient, are cast first, then gathered"
+            "Transformer Engine module/linear.py and base.py, read at 0004dbd023: a column-parallel layer's input and "
+            "a row-parallel one's incoming gradient, are cast first, then gathered"
         ),
         "loss_bytes_per_logit": "Megatron-Core vocab-parallel cross-entropy: bf16 logits and an fp32 copy",
         "workspace_bytes": (

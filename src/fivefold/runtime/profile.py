@@ -60,6 +60,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         being gathered again.
     quantised_gathers: under recipes that quantise products, each rank quantises its share of what sequence parallelism
         gathers for a linear layer, and that is gathered.
+    sequence_second: hidden states lie sequence after sequence, so that a gather over the sequence with more than one of
+        them is copied into their order, and what is scattered over it is copied first; not where TP overlap is on.
     tokens_sent_once: of the experts that a token goes to, those of one rank get it in one copy, and the kernel that
         sends it also puts it in their order (DeepEP and Hybrid-EP).
     gather_copy_bytes, scatter_copy_bytes: per parameter of a fully sharded unit, moved beside compute's own kernels to
@@ -147,6 +149,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     sharded_loss_bytes_per_logit: int = 0
     gathered_inputs_kept: bool = False
     quantised_gathers: bool = False
+    sequence_second: bool = False
     tokens_sent_once: bool = False
     gather_copy_bytes: float = 0.0
     scatter_copy_bytes: float = 0.0

@@ -121,7 +121,15 @@ class LinearWriter:
             ledger.saved.append(Saved(f"{name} gathered input", module, with_sp))
         again = 0.0 if self.runtime.gathered_inputs_kept else gathered
         ledger.exchanges += [
-            Exchange(f"gather {name} input", "tp", "all_gather", gathered, "forward", module=module),
+            Exchange(
+                f"gather {name} input",
+                "tp",
+                "all_gather",
+                gathered,
+                "forward",
+                module=module,
+                copied=self._laid_out(gathered, after=True),
+            ),
             Exchange(
                 f"gather {name} input", "tp", "all_gather", again, "backward", behind=(name, "dgrad"), module=module
             ),
@@ -133,6 +141,7 @@ class LinearWriter:
                 "backward",
                 behind=(name, "wgrad"),
                 module=module,
+                copied=self._laid_out(with_sp),
             ),
             Exchange(
                 f"reduce {name} gradient",
@@ -158,14 +167,45 @@ class LinearWriter:
         if int(s.tp.max(initial=1)) == 1:
             return
         full = self.element_bytes * s.tokens * h
-        gathered = np.where(s.sp, self.gathered_bytes * s.tokens * h, 0.0)
+        scattered = np.where(s.sp, full, 0.0)
+        gathered = scattered * (self.gathered_bytes / self.element_bytes)
         ledger.exchanges += [
             Exchange(
-                f"scatter {name} output", "tp", "reduce_scatter", np.where(s.sp, full, 0.0), "forward", module=module
+                f"scatter {name} output",
+                "tp",
+                "reduce_scatter",
+                scattered,
+                "forward",
+                module=module,
+                ends_block=ends_block,
+                copied=self._laid_out(scattered),
             ),
-            Exchange(f"gather {name} gradient", "tp", "all_gather", gathered, "backward", module=module),
-            Exchange(f"reduce {name} output", "tp", "all_reduce", np.where(s.sp, 0.0, full), "forward", module=module),
+            Exchange(
+                f"gather {name} gradient",
+                "tp",
+                "all_gather",
+                gathered,
+                "backward",
+                module=module,
+                copied=self._laid_out(gathered, after=True),
+            ),
+            Exchange(
+                f"reduce {name} output",
+                "tp",
+                "all_reduce",
+                full - scattered,
+                "forward",
+                module=module,
+                ends_block=ends_block,
+            ),
         ]
+
+    def _laid_out(self, moved: Column, *, after: bool = False) -> Column:
+        """Bytes that a copy of a whole tensor moves beside its collective over the sequence: after a gather only where
+        it brings more than one sequence, whose parts lie apart then."""
+        if not self.runtime.sequence_second:
+            return 0
+        return np.where(self.shard.overlap_tp | (after & (self.shard.micro_batch == 1)), 0.0, 2.0 * np.asarray(moved))
 
     def _replicated(
         self, ledger: Ledger, name: str, k: int, n: int, tokens: np.ndarray, *, bias: bool, module: Module = "mixer"

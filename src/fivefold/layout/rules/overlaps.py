@@ -5,7 +5,9 @@ from __future__ import annotations
 from fivefold.layout.rules.common import FULL
 from fivefold.layout.rules.rule import Rule
 
-_OWN = "fivefold"  # its switch for TP is real, and what it hides was not measured on any device yet
+# Whose switch for TP is real where the share that it hides is 0: fivefold's own, which was not measured on any device
+# yet, and asynchronous TP, which leaves out copies.
+_SWITCHES = ("fivefold", "torchtitan", "fsdp")
 _GRAPHS = ("megatron",)
 _DEEPEP = ("megatron", "megatron-fsdp")
 
@@ -14,9 +16,9 @@ OVERLAPS: tuple[Rule, ...] = (
         id="overlap-tp-runtime",
         option="--overlap-tp",
         field="overlap_tp",
-        holds=lambda c, x: ~c.overlap_tp | (x.profile.tp_overlap_hidden > 0 or x.profile.name == _OWN),
+        holds=lambda c, x: ~c.overlap_tp | (x.profile.tp_overlap_hidden > 0 or x.profile.name in _SWITCHES),
         message="{runtime} has no overlap of TP communication with compute beyond what is priced anyway.",
-        source="the runtime's profile, tp_overlap_hidden",
+        source="the runtime's profile, tp_overlap_hidden; PyTorch's asynchronous TP",
     ),
     Rule(
         id="overlap-ep-runtime",
