@@ -160,6 +160,10 @@ def test_each_expert_of_a_grouped_product_is_launched(small):
     assert float((on.variants.backward_s - off.variants.backward_s)[0, 0]) == pytest.approx(2 * 2 * 7 * 0.1)
 
 
+def first(column: Any) -> float:
+    return float(np.ravel(column)[0])
+
+
 def copied(k: Kernel) -> dict[str, float]:
     return {
         f"{row.name} {row.when}": float(np.ravel(row.copied)[0]) for row in k.ledgers[0].exchanges if np.any(row.copied)
@@ -202,3 +206,39 @@ def test_single_operations_gather_again_and_a_checkpoint_that_stops_early_does_n
     assert float(cost.recompute[SELECTIVE, 1, 0]) == pytest.approx(gathers)
     assert float(cost.full[1, 0]) == pytest.approx(gathers + rows["scatter out_proj output"])
     assert rows["scatter mlp.fc2 output"] > 0
+
+
+def test_a_ring_that_gathers_moves_every_query_heads_keys_at_once_and_their_gradients_in_fp32(small):
+    """Grouped queries: 2048 / 4 tokens of 16 heads of 64 keys and values, whatever the number of their own heads."""
+    k = kernel(small["llama"], Layout(cp=4, zero=3), runtime="torchtitan")
+    kv = 2 * TOKENS / 4 * 16 * (64 + 64)
+    rows = {f"{row.name} {row.when}": row for row in k.ledgers[0].exchanges if row.axis == "cp" and np.any(row.bytes)}
+    assert {name: (row.op, first(row.bytes), first(row.ring_steps)) for name, row in rows.items()} == {
+        "gather keys and values forward": ("all_gather", 4 * kv, 1),
+        "gather keys and values backward": ("all_gather", 4 * kv, 1),
+        "ring gradients backward": ("send", 2 * kv, 4),
+    }
+    assert first(rows["ring gradients backward"].copied) == 4 * 2 * 2 * kv
+    alone = kernel(small["llama"], Layout(zero=3), runtime="torchtitan").ledgers[0]
+    assert not [row for row in alone.exchanges if row.axis == "cp" and np.any(row.bytes)]
+
+
+def test_a_ring_that_is_waited_for_hides_behind_nothing(small):
+    layout = Layout(cp=4, zero=3)
+    hidden, waited = (kernel(small["llama"], layout, runtime="torchtitan", ring_waits=on) for on in (False, True))
+    alone = {
+        (row.name, row.when): float(seconds[0]) for row, seconds in waited.pricer.exchange_seconds(waited.ledgers[0])
+    }
+    copies = {
+        (row.name, row.when): float(seconds[0])
+        for row, seconds in waited.costs[0].exchanges
+        if row.axis == "cp" and np.any(row.bytes)
+    }
+    curve, gpu = load_curve_of(waited.problem.cluster), waited.problem.cluster.gpu
+    rate = gpu.memory_bandwidth_per_s * curve.streaming_efficiency
+    for row, _ in waited.costs[0].exchanges:
+        if row.axis == "cp" and np.any(row.bytes):
+            key = (row.name, row.when)
+            copied = curve.in_step * (first(row.copied) / rate + curve.launch_s)
+            assert copies[key] == pytest.approx(alone[key] + copied)
+    assert sum(float(s[0]) for row, s in hidden.costs[0].exchanges if row.axis == "cp") < sum(copies.values())

@@ -77,6 +77,12 @@ def test_asynchronous_tensor_parallelism_is_read_from_the_techniques_in_the_note
         assert convert(_change("simumax-0002", notes=notes, **stated)).layout.overlap.tp is on
 
 
+def test_compiled_rings_are_waited_for():
+    for notes, waits in (("compile", True), ("", None)):
+        case = convert(_change("simumax-0002", framework="torchtitan", zero=3, dp=4, tp=2, notes=notes))
+        assert case.changes.get("ring_waits") is waits
+
+
 def test_recipes_overlap_tensor_parallelism():
     assert convert(_change("simumax-0002", framework="NeMo 24.07", overlap=None)).layout.overlap.tp
     assert not convert(_change("simumax-0001", framework="NeMo 24.07", overlap=None)).layout.overlap.tp  # tp 1

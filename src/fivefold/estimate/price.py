@@ -319,10 +319,10 @@ class Pricer:
                 share = beside_share[row.behind[1]]
                 beside = share * np.minimum(seconds, gemm_passes[row.behind])
                 seconds = np.where(self.shard.overlap_tp, seconds * (1 - hidden["tp"]), seconds - beside)
-            elif row.op == "send":
-                steps = np.asarray(row.ring_steps)
-                beside = attend_passes[0 if row.when == "forward" else 1] * steps / (steps + 1)
-                seconds = np.maximum(seconds - beside, 0)
+            elif row.axis == "cp" and row.op in ("send", "all_gather"):
+                if not self.runtime.ring_waits:
+                    attend = attend_passes[0 if row.when == "forward" else 1]
+                    seconds = np.maximum(seconds - attend * self._beside_ring(row), 0)
             elif row.axis in overlap:
                 seconds = np.where(overlap[row.axis], seconds * (1 - hidden[row.axis]), seconds)
             if row.axis == "tp":
@@ -342,6 +342,11 @@ class Pricer:
                 backward[owner] += seconds
             exposed.append((row, seconds))
         return tuple(exposed), skipped
+
+    def _beside_ring(self, row: Exchange) -> np.ndarray:
+        """The share of attention that runs while a ring moves: its other steps, beside a gather the first alone."""
+        steps = np.asarray(row.ring_steps)
+        return steps / (steps + 1) if row.op == "send" else 1 / self.shard.cp
 
     def exchange_seconds(self, ledger: Ledger) -> list[tuple[Exchange, np.ndarray]]:
         """Every collective with its unhidden time, [K]; one cost call per axis and operation."""

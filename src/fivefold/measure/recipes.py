@@ -27,7 +27,9 @@ def changes_of(run: Run, line: Framework) -> dict[str, Any]:
         # Compiled, the loss keeps its fp32 copy of the logits in no tensor of its own (fit: eager and compiled rows of
         # one model, whose peaks differ by 2 bytes a logit and more).
         loss = _COMPILED_LOSS if dated(run) >= _LOSS_COMPILED else {"loss_bytes_per_logit": 12}
-        return {**line.changes, **loss, "unfused_norms": False}
+        # Traced, a collective is waited for where it starts, and Inductor does not move it (PyTorch 2.13,
+        # _functional_collectives.py _maybe_wrap_tensor and _inductor/config.py reorder_for_compute_comm_overlap).
+        return {**line.changes, **loss, "unfused_norms": False, "ring_waits": True}
     if line.runtime == "torchtitan" and not line.stands_in and dated(run) < _FUSED_RMS_NORM:
         return {**line.changes, "unfused_norms": True}
     sent_once = re.search(r"moe_flex_dispatcher_backend=(deepep|hybridep)", run.overlap or "")

@@ -62,6 +62,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         gathers for a linear layer, and that is gathered.
     sequence_second: hidden states lie sequence after sequence, so that a gather over the sequence with more than one of
         them is copied into their order, and what is scattered over it is copied first; not where TP overlap is on.
+    ring_gathers: ring attention gathers keys and values at once, repeated for every query head, in both passes, and
+        sends their fp32 gradients around. ring_waits: what it moves is waited for where it starts, beside no attention.
     tokens_sent_once: of the experts that a token goes to, those of one rank get it in one copy, and the kernel that
         sends it also puts it in their order (DeepEP and Hybrid-EP).
     gather_copy_bytes, scatter_copy_bytes: per parameter of a fully sharded unit, moved beside compute's own kernels to
@@ -150,6 +152,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     gathered_inputs_kept: bool = False
     quantised_gathers: bool = False
     sequence_second: bool = False
+    ring_gathers: bool = False
+    ring_waits: bool = False
     tokens_sent_once: bool = False
     gather_copy_bytes: float = 0.0
     scatter_copy_bytes: float = 0.0

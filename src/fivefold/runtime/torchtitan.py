@@ -33,6 +33,7 @@ PROFILE = Profile(
     gathered_inputs_kept=True,
     quantised_gathers=True,
     sequence_second=True,
+    ring_gathers=True,
     gather_copy_bytes=4,
     scatter_copy_bytes=6,
     pipeline_keeps_whole_gradients=True,
@@ -80,6 +81,10 @@ PROFILE = Profile(
             "torchtitan's plan shards dimension 1 (llama3/infra/parallelize.py, read at 018740b7aa); PyTorch 2.13's "
             "_functional_collectives.py then chunks and concatenates around a collective over dimension 0, while the "
             "fused products of its asynchronous TP take strided shards"
+        ),
+        "ring_gathers": (
+            "PyTorch 2.13 _context_parallel/_attention.py: rotation by all-gather is the default, gradients of keys "
+            "and values are accumulated and sent in fp32; torchtitan's repeat_kv (models/llama/model.py, 0199cbc1ba)"
         ),
         "gathered_inputs_kept": "DTensor layers keep the replicated input that autograd saw",
         "gather_copy_bytes": "PyTorch foreach_all_gather_copy_out: 16-bit parameters, read and written",

@@ -124,13 +124,17 @@ class AttentionWriter(LinearWriter):
         kv_bytes = unit * kv_ratio * (qk_dim + v_dim)
         ring = np.where(s.ulysses, 0.0, 1.0)
         a2a = np.where(s.ulysses & (s.cp > 1), 1.0, 0.0)
-        steps = np.maximum(s.cp - 1, 1) * (s.cp > 1)
-        ledger.exchanges += [
-            Exchange("ring keys and values", "cp", "send", ring * kv_bytes, "forward", ring_steps=steps),
-            Exchange(
-                "ring keys, values and gradients", "cp", "send", 2 * ring * kv_bytes, "backward", ring_steps=steps
-            ),
-        ]
+        if self.runtime.ring_gathers:
+            kv_ratio = np.ones_like(kv_ratio)
+            ledger.exchanges += self._gathered_ring(ring * (s.cp > 1) * unit * (qk_dim + v_dim))
+        else:
+            steps = np.maximum(s.cp - 1, 1) * (s.cp > 1)
+            ledger.exchanges += [
+                Exchange("ring keys and values", "cp", "send", ring * kv_bytes, "forward", ring_steps=steps),
+                Exchange(
+                    "ring keys, values and gradients", "cp", "send", 2 * ring * kv_bytes, "backward", ring_steps=steps
+                ),
+            ]
         # After each step the partial output (bf16) joins the running one (fp32); backward adds to fp32 gradients of
         # queries, and of keys and values as they pass.
         joins = ring * (s.cp - 1) * (unit / self.element_bytes)
@@ -147,4 +151,16 @@ class AttentionWriter(LinearWriter):
         moved = unit * (qk_dim + v_dim) + kv_bytes
         ledger.exchanges += [
             Exchange("heads for sequence", "cp", "all_to_all", a2a * moved, when) for when in ("forward", "backward")
+        ]
+
+    def _gathered_ring(self, kv_bytes: np.ndarray) -> list[Exchange]:
+        """PyTorch's ring: one gather of all keys and values in each pass, after they were put into one buffer; in
+        backward their gradients leave after every step, the last one's too, from one buffer as well."""
+        cp, exact = self.shard.cp, kv_bytes * SINGLE / self.element_bytes
+        return [
+            *(
+                Exchange("gather keys and values", "cp", "all_gather", cp * kv_bytes, when, copied=2 * kv_bytes)
+                for when in ("forward", "backward")
+            ),
+            Exchange("ring gradients", "cp", "send", exact, "backward", ring_steps=cp, copied=2 * cp * exact),
         ]
