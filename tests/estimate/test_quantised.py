@@ -52,7 +52,7 @@ def test_the_head_and_attention_stay_in_sixteen_bits() -> None:
     assert times["mxfp8"].step.breakdown_s.compute > times["bf16"].step.breakdown_s.compute / 2
 
 
-TOKENS, HIDDEN = 2048, 1024
+TOKENS, HIDDEN, FFN = 2048, 1024, 4096
 
 
 def kernel(model, precision: str, layout: Layout, runtime: str = "megatron", **changes: Any) -> Kernel:
@@ -101,3 +101,24 @@ def test_without_sequence_parallelism_nothing_is_gathered_quantised(small) -> No
     layout = Layout(tp=4, sequence_parallel=False)
     early, late = (kernel(small["llama"], "fp8", layout, quantised_gathers=on) for on in (True, False))
     assert np.all(early.costs[0].forward == late.costs[0].forward)
+
+
+def test_scales_by_row_quantise_both_operands_of_each_product(small) -> None:
+    """Along rows 3 bytes an element, across them 5; the input and the weight in both passes, the gradient twice."""
+    changes = {"launch_host_s": 0.0, "quantised_gathers": False}
+    once, each = (
+        kernel(small["llama"], "fp8", Layout(zero=3), "torchtitan", scaled_by_row=on, **changes) for on in (False, True)
+    )
+    curve, gpu = load_curve_of(each.problem.cluster), each.problem.cluster.gpu
+    linears = ((HIDDEN, 2 * HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, 2 * FFN), (FFN, HIDDEN))  # (in, out)
+    inputs, outputs = (TOKENS * sum(sizes) for sizes in zip(*linears, strict=True))
+    weights = sum(into * out for into, out in linears)
+    rate = gpu.memory_bandwidth_per_s * curve.streaming_efficiency
+    more = {
+        "forward": ((3 - 4) * inputs + 3 * weights, 4 * (2 - 1)),
+        "backward": ((8 - 4) * outputs + 5 * inputs + 5 * weights, 4 * (4 - 1)),
+    }
+    for side, (moved, kernels) in more.items():
+        times = [getattr(k.costs[0], side)[0, 0] for k in (once, each)]
+        by_hand = curve.in_step * (moved / rate + kernels * curve.launch_s)
+        assert times[1] - times[0] == pytest.approx(by_hand), side

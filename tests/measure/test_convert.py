@@ -16,6 +16,9 @@ from fivefold.runtime import load_runtime
 RUNS = {run.id: run for run in shipped_runs().runs}
 
 
+_SCALINGS = ("rowwise", "tensorwise")
+
+
 def _change(run_id: str, **fields):
     return msgspec.structs.replace(RUNS[run_id], **fields)
 
@@ -81,6 +84,16 @@ def test_compiled_rings_are_waited_for():
     for notes, waits in (("compile", True), ("", None)):
         case = convert(_change("simumax-0002", framework="torchtitan", zero=3, dp=4, tp=2, notes=notes))
         assert case.changes.get("ring_waits") is waits
+
+
+def test_scales_by_row_are_read_from_the_precision():
+    stated = {"framework": "torchtitan", "zero": 3, "dp": 4, "tp": 2, "precision_kind": "fp8"}
+    by_row, whole = (convert(_change("simumax-0002", precision=f"float8 {name}", **stated)) for name in _SCALINGS)
+    assert by_row.changes["scaled_by_row"]
+    assert not by_row.changes["quantised_gathers"]
+    assert "scaled_by_row" not in whole.changes
+    nemo = convert(_change("simumax-0002", framework="NeMo", precision_kind="fp8", precision="float8 rowwise"))
+    assert "scaled_by_row" not in nemo.changes
 
 
 def test_recipes_overlap_tensor_parallelism():

@@ -22,6 +22,7 @@ from fivefold.cluster.compute import (
 )
 from fivefold.cluster.groups import Placement, place
 from fivefold.estimate import by_operation
+from fivefold.estimate.casts import Casts
 from fivefold.estimate.kernels import flash_seconds, launch_seconds, unfused_seconds
 from fivefold.estimate.ledger import Column, Exchange, Gemm, Ledger, Stream, Weight
 from fivefold.estimate.scans import scan_seconds
@@ -34,16 +35,6 @@ _KINDS: tuple[Kind, ...] = ("fwd", "dgrad", "wgrad")
 _SELECTIVE = RECOMPUTE_MODULES.index("core_attn")  # what selective recomputation is where no module is named
 # Bytes moved per element of a weight gradient: by a product that adds to an fp32 accumulator, and by one that does not.
 _ACCUMULATED_BYTES, _SIXTEEN_BIT_BYTES = 8, 2
-# Bytes moved to quantise an element: read in 16 bit, written as it lies and transposed. Block scales differ along rows
-# and columns, so that those recipes read twice (Transformer Engine, from memory).
-_CAST_BYTES = {"fp8": 4.0, "mxfp8": 6.0, "nvfp4": 5.1}
-# Of an operand that is gathered after it was quantised: bytes of each rank's own share, and of the whole afterwards.
-# Scales of a whole tensor: cast (3), and the gathered one transposed (2); block scales: both quantised copies are made
-# of the share and gathered each in its pass, of which the 4-bit one is put in order (Transformer Engine distributed.py,
-# from memory).
-_SHARE_CAST_BYTES = {"fp8": 3.0, "mxfp8": 6.0, "nvfp4": 5.1}
-_GATHERED_CAST_BYTES = {"fp8": 2.0, "mxfp8": 0.0, "nvfp4": 1.1}
-_OPERANDS = ("input", "gradient")
 OWNERS = ("compute", "tp", "cp", "ep")
 _OWNER_OF_AXIS = {"tp": 1, "cp": 2, "ep": 3, "etp": 3}
 
@@ -97,6 +88,7 @@ class Pricer:
         self.attention_kernel = next((name for name in runtime.attention_kernels if name in self.curve.attention), None)
         self.precision: Precision = work.precision
         self.sixteen_bit: Precision = "fp16" if work.precision == "fp16" else "bf16"
+        self.casts = Casts(self.curve, self.gpu, self.precision, runtime.scaled_by_row)
         self.unfused = work.attention == "unfused"
         self.frozen = work.trained == "adapters"
         self.graphs = work.cuda_graphs
@@ -173,8 +165,8 @@ class Pricer:
             precision = self.precision if quantised or self.precision not in QUANTISED else self.sixteen_bit
             seconds = self._gemm_seconds(row.m, row.n, row.k, row.groups, "fwd", row.grouped, precision)
             if quantised:
-                elements = np.asarray(row.m) * row.k * row.groups
-                seconds = seconds + self._cast_seconds(elements, np.asarray(row.input_shared))
+                inputs, weights = (np.asarray(size) * row.k * row.groups for size in (row.m, row.n))
+                seconds = seconds + self.casts.forward(inputs, np.asarray(row.input_shared), weights)
             again[0] += share * seconds
             flops += share * 2 * np.asarray(row.m) * row.n * row.k * row.groups
         if ledger.streams:
@@ -199,9 +191,13 @@ class Pricer:
             groups, waits = (ledger.stack([getattr(row, size) for row in rows]) for size in ("groups", "waits"))
             seconds = {kind: self._gemm_seconds(m, n, k, groups, kind, grouped, precision) for kind in _KINDS}
             if quantised:
-                shared = (ledger.stack([getattr(row, f"{name}_shared") for row in rows]) for name in _OPERANDS)
-                seconds["fwd"] += self._cast_seconds(m * k * groups, next(shared))
-                seconds["dgrad"] += self._cast_seconds(m * n * groups, next(shared))
+                inputs, gradients, weights = m * k * groups, m * n * groups, n * k * groups
+                ours, theirs = (
+                    ledger.stack([getattr(row, name) for row in rows]) for name in ("input_shared", "gradient_shared")
+                )
+                seconds["fwd"] += self.casts.forward(inputs, ours, weights)
+                for kind, cast in self.casts.backward(inputs, gradients, theirs, weights).items():
+                    seconds[kind] += cast
             if self.frozen:
                 seconds["wgrad"] = seconds["wgrad"] * np.array([[row.adapter] for row in rows])
             work = 2 * m * n * k * groups
@@ -223,13 +219,6 @@ class Pricer:
 
     def _quantises(self, row: Gemm) -> bool:
         return self.precision in QUANTISED and not row.sixteen_bit
-
-    def _cast_seconds(self, elements: np.ndarray, shared: np.ndarray) -> np.ndarray:
-        """Seconds to quantise an operand for its products, by row and by column, which `shared` ranks do together."""
-        name = self.precision
-        together = _GATHERED_CAST_BYTES[name] + _SHARE_CAST_BYTES[name] / shared
-        moved = np.where(shared > 1, together, _CAST_BYTES[name]) * elements
-        return self.curve.in_step * streaming_seconds(self.curve, self.gpu, moved)
 
     def _gemm_seconds(self, m, n, k, groups, kind: Kind, grouped: bool, precision: Precision) -> np.ndarray:
         if kind == "dgrad":

@@ -22,6 +22,18 @@ _COMPILED_LOSS = {"loss_bytes_per_logit": 4, "loss_moved_bytes": (4.0, 4.0)}
 
 def changes_of(run: Run, line: Framework) -> dict[str, Any]:
     """Of the profile: what the framework's recipes set otherwise, and launches that CUDA graphs replay."""
+    return {**_by_release(run, line), **_by_scaling(run, line)}
+
+
+def _by_scaling(run: Run, line: Framework) -> dict[str, Any]:
+    """torchao's row-wise recipes: whoever asks for them gets PyTorch's plain tensor parallelism (torchtitan
+    llama3/infra/parallelize.py, read at 018740b7aa)."""
+    if line.runtime in ("torchtitan", "fsdp") and re.search(r"row-?wise", run.precision or "", re.IGNORECASE):
+        return {"scaled_by_row": True, "quantised_gathers": False}
+    return {}
+
+
+def _by_release(run: Run, line: Framework) -> dict[str, Any]:
     eager = line.runtime in ("torchtitan", "fsdp")
     if eager and re.search("compile|thunder", f"{run.framework} {run.notes} {run.overlap}", re.IGNORECASE):
         # Compiled, the loss keeps its fp32 copy of the logits in no tensor of its own (fit: eager and compiled rows of

@@ -60,6 +60,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         being gathered again.
     quantised_gathers: under recipes that quantise products, each rank quantises its share of what sequence parallelism
         gathers for a linear layer, and that is gathered.
+    scaled_by_row: 8-bit operands have a scale for every row, so that each of a linear layer's three products has both
+        of its operands quantised for itself, weights among them.
     sequence_second: hidden states lie sequence after sequence, so that a gather over the sequence with more than one of
         them is copied into their order, and what is scattered over it is copied first; not where TP overlap is on.
     ring_gathers: ring attention gathers keys and values at once, repeated for every query head, in both passes, and
@@ -151,6 +153,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     sharded_loss_bytes_per_logit: int = 0
     gathered_inputs_kept: bool = False
     quantised_gathers: bool = False
+    scaled_by_row: bool = False
     sequence_second: bool = False
     ring_gathers: bool = False
     ring_waits: bool = False
