@@ -96,6 +96,18 @@ def test_scales_by_row_are_read_from_the_precision():
     assert "scaled_by_row" not in nemo.changes
 
 
+def test_groups_that_share_parameters_are_read_from_the_notes():
+    stated = {"framework": "MaxText", "zero": 3, "dp": 8, "tp": 1, "sp": 0, "pp": 1, "gpus": 8, "gbs": 8}
+    for notes, replicas in (("column '8x GPUs (FSDP=4 GBS=8)'", 2), ("FSDP=4", 1), ("(FSDP=3)", 1), (None, 1)):
+        assert convert(_change("simumax-0001", notes=notes, **stated)).layout.dp_replicate == replicas
+
+
+def test_scanned_blocks_are_all_recomputed_alike():
+    case = convert(_change("simumax-0001", framework="PaxML", zero=3, recompute=None, recompute_kind=None))
+    assert not case.recomputes_in_part
+    assert case.changes["checkpoint_stops_early"]
+
+
 def test_recipes_overlap_tensor_parallelism():
     assert convert(_change("simumax-0002", framework="NeMo 24.07", overlap=None)).layout.overlap.tp
     assert not convert(_change("simumax-0001", framework="NeMo 24.07", overlap=None)).layout.overlap.tp  # tp 1

@@ -196,6 +196,7 @@ def _layout(run: Run, model: ModelSpec, line: Framework, runtime: str, assumed: 
         ep=(run.ep or 1) if moe else 1,
         etp=_etp(run, tp, assumed) if moe else 1,
         zero=_stage(zero, pp, runtime),
+        dp_replicate=_replicas(run),
         sequence_parallel=(has_sequence_parallelism(run, line) if run.sp is None else bool(run.sp)) and tp > 1,
         micro_batch=_micro_batch(run, line, assumed),
         schedule=_schedule(run, pp, vpp),
@@ -211,6 +212,14 @@ def _stage(zero: int, pp: int, runtime: str) -> int:
     if load_runtime(runtime).sharding != "fully_sharded":
         return min(zero, 1)
     return 2 if runtime == "torchtitan" and pp > 1 else max(zero, 2)
+
+
+def _replicas(run: Run) -> int:
+    """Of fully sharded rows whose notes name the ranks that a parameter is sharded over, how many such groups there
+    are."""
+    stated = re.search(r"\(FSDP=(\d+)\b", run.notes or "")
+    sharded, dp = int(stated[1]) if stated else 0, run.dp or 1
+    return dp // sharded if (run.zero or 0) >= 3 and sharded > 1 and dp % sharded == 0 else 1
 
 
 def _chunks(run: Run, pp: int, model: ModelSpec, line: Framework, assumed: set[str]) -> int:

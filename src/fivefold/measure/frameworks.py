@@ -165,8 +165,12 @@ FRAMEWORKS: tuple[Framework, ...] = (
         sharded="megatron-fsdp",
         stands_in=True,
         zero=3,
+        recomputes_in_part=False,
+        changes={"checkpoint_stops_early": True},
         tuned="vendor's recipe",
-        source="MaxText's and PaxML's FSDP meshes (from memory)",
+        source="MaxText's and PaxML's FSDP meshes (from memory). Their recipes scan over blocks, so that one policy "
+        "holds for all (scan_layers in dgxc-benchmarking's maxtext/configure.sh, 0b71cfda51; USE_REPEATED_LAYER in "
+        "paxml's GPU configs.py, 04516ac858), and XLA drops what backward does not need",
     ),
     Framework(starts=("colossal",), runtime="megatron", stands_in=True, zero=0),
     Framework(starts=("libai", "oneflow"), runtime="megatron", stands_in=True, zero=0, unfused_until=_FLASH_USUAL),
