@@ -303,6 +303,7 @@ class Pricer:
         beside_share = {"dgrad": self.runtime.tp_beside_dgrad_hidden, "wgrad": self.runtime.tp_beside_wgrad_hidden}
         hidden = {"tp": self.runtime.tp_overlap_hidden, "ep": self.runtime.ep_overlap_hidden}
         overlap = {"tp": self.shard.overlap_tp, "ep": self.shard.overlap_ep}
+        copies = self.runtime.sequence_second or self.runtime.ring_gathers
         for row, seconds in self.exchange_seconds(ledger):
             if row.behind is not None:
                 share = beside_share[row.behind[1]]
@@ -316,7 +317,7 @@ class Pricer:
                 seconds = np.where(overlap[row.axis], seconds * (1 - hidden[row.axis]), seconds)
             if row.axis == "tp":
                 seconds = self.runtime.tp_in_step * seconds
-            if np.any(row.copied):
+            if copies and np.any(row.copied):
                 copied = streaming_seconds(self.curve, self.gpu, row.copied, np.asarray(row.copied) > 0)
                 seconds = seconds + self.curve.in_step * copied
             owner = _OWNER_OF_AXIS[row.axis]
