@@ -3,7 +3,7 @@ kernels that nothing fuses, tokens that are sent once."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -20,8 +20,15 @@ ONE = np.arange(1)
 SELECTIVE = RECOMPUTE_MODULES.index("core_attn")
 
 
-def kernel(model, layout: Layout, gpus: int = 16, runtime: str = "megatron", **changes: Any) -> Kernel:
-    work = Workload(seq_len=TOKENS, global_batch=64)
+def kernel(
+    model,
+    layout: Layout,
+    gpus: int = 16,
+    runtime: str = "megatron",
+    grad_dtype: Literal["fp32", "bf16"] = "fp32",
+    **changes: Any,
+) -> Kernel:
+    work = Workload(seq_len=TOKENS, global_batch=64, grad_dtype=grad_dtype)
     profile = replace(load_runtime(runtime), **changes)
     return Kernel(
         Problem(model, load_cluster("h100-sxm", gpus=gpus), work, profile), Columns.from_layouts([layout], gpus, work)
@@ -107,6 +114,19 @@ def test_adding_gradients_to_the_accumulator_is_a_kernel_of_its_own(small):
     more = float((apart.costs[0].backward - fused.costs[0].backward).sum())
     assert more == pytest.approx(curve.in_step * (alone + products * curve.launch_s))
     assert np.all(apart.costs[0].forward == fused.costs[0].forward)
+
+
+def test_a_16_bit_accumulator_is_read_and_written_in_half_as_many_bytes(small):
+    wide, narrow = (
+        kernel(small["llama"], Layout(), grad_dtype=kind, wgrad_bytes=12, launch_host_s=0.0)
+        for kind in ("fp32", "bf16")
+    )
+    cluster = wide.problem.cluster
+    curve = load_curve_of(cluster)
+    elements = float(np.ravel(sum(row.elements for row in wide.ledgers[0].weights if row.matrix))[0])
+    less = float((wide.costs[0].backward - narrow.costs[0].backward).sum())
+    saved = 4 * elements / (cluster.gpu.memory_bandwidth_per_s * curve.streaming_efficiency)
+    assert less == pytest.approx(curve.in_step * saved)
 
 
 def test_unfused_norms_and_rotary_move_fp32(small):

@@ -378,6 +378,25 @@ def test_megatron_lm_fuses_accumulation_since_its_third_release(date, fused):
     assert (case.changes.get("wgrad_bytes") == 8) is fused
 
 
+@pytest.mark.parametrize(("date", "overlapped"), [("2021-04", False), ("2023-06", False), ("2024-07", True)])
+def test_older_megatron_lm_reduces_gradients_after_backward(date, overlapped):
+    assert convert(_change("simumax-0002", overlap=None, source_date=date)).layout.overlap.grad is overlapped
+
+
+@pytest.mark.parametrize(
+    ("date", "kind", "grad_dtype"),
+    [
+        ("2021-04", "fp16", "bf16"),
+        ("2021-04", "bf16", "fp32"),
+        ("2022-05", "fp16", "fp32"),
+        ("2024-07", "fp16", "fp32"),
+    ],
+)
+def test_older_megatron_lm_keeps_the_gradients_of_fp16_in_16_bit(date, kind, grad_dtype):
+    case = convert(_change("simumax-0002", source_date=date, precision_kind=kind))
+    assert case.work.grad_dtype == grad_dtype
+
+
 def test_recipes_interleave_where_a_row_does_not_say():
     """Twelve blocks on each of two ranks: twelve chunks of one."""
     run = _change("simumax-0001", framework="NeMo", tp=1, pp=2, dp=4, gpus=8, mbs=1, gbs=16, vpp=None, layers=24)

@@ -35,6 +35,8 @@ _KINDS: tuple[Kind, ...] = ("fwd", "dgrad", "wgrad")
 _SELECTIVE = RECOMPUTE_MODULES.index("core_attn")  # what selective recomputation is where no module is named
 # Bytes moved per element of a weight gradient: by a product that adds to an fp32 accumulator, and by one that does not.
 _ACCUMULATED_BYTES, _SIXTEEN_BIT_BYTES = 8, 2
+# Of them, what a kernel that adds it saves where the accumulator, which it reads and writes, is 16 bit wide too.
+_NARROW_ACCUMULATOR_BYTES = {"fp32": 0, "bf16": 4}
 OWNERS = ("compute", "tp", "cp", "ep")
 _OWNER_OF_AXIS = {"tp": 1, "cp": 2, "ep": 3, "etp": 3}
 
@@ -91,6 +93,7 @@ class Pricer:
         self.casts = Casts(self.curve, self.gpu, self.precision, runtime.scaled_by_row)
         self.unfused = work.attention == "unfused"
         self.frozen = work.trained == "adapters"
+        self.narrow_bytes = _NARROW_ACCUMULATOR_BYTES[work.grad_dtype]
         self.graphs = work.cuda_graphs
         self.shard = shard
         self.placements: dict[str, Placement] = {
@@ -234,7 +237,7 @@ class Pricer:
             alone = gemm_seconds(self.curve, self.gpu, m, n, k, precision, kind, output_bytes=out)
         if added:
             # A kernel of its own adds the gradient to the accumulator, which nothing hides.
-            bytes_apart = (moved - _SIXTEEN_BIT_BYTES) * np.asarray(m) * n * groups
+            bytes_apart = (moved - _SIXTEEN_BIT_BYTES - self.narrow_bytes) * np.asarray(m) * n * groups
             alone = alone + streaming_seconds(self.curve, self.gpu, bytes_apart)
         return self.curve.in_step * alone
 

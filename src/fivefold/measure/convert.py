@@ -22,9 +22,11 @@ from fivefold.layout.workload import Precision
 from fivefold.measure.architecture import model_of
 from fivefold.measure.frameworks import (
     Framework,
+    dated,
     framework_of,
     has_sequence_parallelism,
     is_unfused,
+    precision_of,
     runtime_of,
     zero_of,
 )
@@ -145,12 +147,10 @@ def _check(run: Run) -> None:
 
 
 def _workload(run: Run, line: Framework, runtime: str, cluster: Cluster, assumed: set[str]) -> Workload:
-    kind = run.precision_kind
-    if kind in (None, "unknown"):
+    kind, stated = precision_of(run, line)
+    if not stated:
         assumed.add("precision")
-        named = re.search(r"mxfp8|nvfp4|fp8|bf16|fp16", (run.precision or "").lower())
-        kind = named[0] if named else line.precision
-    precision = _PRECISIONS[str(kind)]
+    precision = _PRECISIONS[kind]
     while precision not in cluster.gpu.peak_flops_per_s and precision in _NEXT_PRECISION:
         assumed.add("precision")
         precision = _NEXT_PRECISION[precision]
@@ -334,6 +334,7 @@ def _overlap(run: Run, line: Framework, assumed: set[str]) -> Overlap:
         assumed.add("overlap")
     # nanotron reduces from hooks without ZeRO, and after backward with it.
     on = line.overlap != "off" and not (line.overlap == "reduce" and zero_of(run, line)[0])
+    on = on and dated(run) >= line.overlaps_since
     # Papers name a run by its techniques, in the notes.
     named = bool(re.search(r"--tp-comm-overlap|\basync ?tp\b", f"{text} {run.notes}", re.IGNORECASE))
     return Overlap(

@@ -29,10 +29,12 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     recomputes_in_part: whether some of a rank's blocks are recomputed without others where a row does not say which.
     interleaves: chunks per pipeline rank at most where they are not stated.
     changes: numbers of the profile that its recipes set otherwise. since, newer: from that year and month on these too.
-    quantised: fields of this line that rows with 8-bit or narrower recipes have otherwise.
-    precision: where not stated. grad_dtype: gradients as they are accumulated and reduced.
+    quantised, half: fields of this line that rows with 8-bit or narrower recipes have otherwise, and that rows in fp16
+        dated before `since` have.
+    precision: where not stated. grad_dtype: gradients as they are accumulated and reduced ("bf16": in 16 bit).
     overlap: "listed" where what a row that lists its overlap does not list was off, "on" for recipes that switch
-        everything on, "grad" for gradients and parameters, "reduce" for gradients only, "off" for none.
+        everything on, "grad" for gradients and parameters, "reduce" for gradients only, "off" for none. overlaps_since:
+        rows dated before this year and month reduced gradients after backward.
     tuned: how a published number was come by where the framework's vendor publishes it, "" if plainly measured.
     source: where the defaults are from.
     """
@@ -53,9 +55,11 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     since: str = "9999"
     newer: dict[str, Any] = {}
     quantised: dict[str, Any] = {}
+    half: dict[str, Any] = {}
     precision: Literal["bf16", "fp16"] = "bf16"
     grad_dtype: Literal["fp32", "bf16"] = "fp32"
     overlap: Literal["listed", "on", "grad", "reduce", "off"] = "grad"
+    overlaps_since: str = ""
     tuned: str = ""
     source: str = "from memory"
 
@@ -66,8 +70,14 @@ _TRANSFORMER_ENGINE = "2022-12"
 # Megatron-LM behind a switch since 2023, from memory).
 _FLASH_USUAL = "2023-01"
 
+# Megatron-LM's DistributedDataParallel reduced the whole buffer after backward (megatron/model/distributed.py, read at
+# 01d65bde50, of 2023); --overlap-grad-reduce came with what is megatron/core/distributed now (the month from memory).
+_GRADIENTS_OVERLAP = "2023-10"
 # Megatron-LM 3.0: gradient accumulation fused into the products, and collectives beside them (from memory).
 _FUSED_ACCUMULATION = {"wgrad_bytes": 8, "tp_beside_dgrad_hidden": 1.0}
+# Without --accumulate-allreduce-grads-in-fp32, which bf16 alone implies, Megatron-LM accumulates and reduces gradients
+# in the parameters' own type (arguments.py and the same file); its fused accumulation of 2022 needed fp32 ones.
+_HALF_GRADIENTS = {"grad_dtype": "bf16"}
 # Transformer Engine's cross-entropy: two kernels that read 16-bit logits, the second of which leaves their gradient in
 # place, and one that scales it (transformer_engine common/triton/cross_entropy.py, from memory).
 _FUSED_LOSS = {"loss_moved_bytes": (6.0, 4.0), "loss_bytes_per_logit": 2}
@@ -127,9 +137,11 @@ FRAMEWORKS: tuple[Framework, ...] = (
         before_te="deepspeed",
         sharded="megatron-fsdp",
         overlap="listed",
+        overlaps_since=_GRADIENTS_OVERLAP,
         unfused_until=_FLASH_USUAL,
         since="2022-04",
         newer=_FUSED_ACCUMULATION,
+        half=_HALF_GRADIENTS,
         quantised={"grad_dtype": "bf16", "changes": {"quantised_weight_bytes": 2}},
         source="Megatron-LM arguments.py: overlaps are opt-in; its examples ask for the distributed optimizer, in 8 "
         "bit also for --fp8-param-gather and --grad-reduce-in-bf16 (examples/llama/train_llama3_8b_h100_fp8.sh)",
@@ -201,7 +213,17 @@ def framework_of(run: Run) -> Framework:
     """The line of a row's framework; OTHER where none is named."""
     name = (run.framework or "").strip().lower()
     line = next((line for line in FRAMEWORKS if name.startswith(line.starts)), OTHER)
-    return msgspec.structs.replace(line, **line.quantised) if run.precision_kind in QUANTISED else line
+    kind, _ = precision_of(run, line)
+    half = kind == "fp16" and dated(run) < line.since
+    return msgspec.structs.replace(line, **(line.quantised if kind in QUANTISED else line.half if half else {}))
+
+
+def precision_of(run: Run, line: Framework) -> tuple[str, bool]:
+    """(kind of precision, whether it is stated); where none is, what the published words name, or the line's."""
+    if run.precision_kind not in (None, "unknown"):
+        return str(run.precision_kind), True
+    named = re.search(r"mxfp8|nvfp4|fp8|bf16|fp16", (run.precision or "").lower())
+    return (named[0] if named else line.precision), False
 
 
 def zero_of(run: Run, line: Framework) -> tuple[int, bool]:

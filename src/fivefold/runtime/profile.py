@@ -96,7 +96,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     ep_overlap_hidden: share of EP all-to-all hidden where EP overlap is on.
     step_overhead_s: host work per step that no stream hides (data, logging, launch of the optimizer).
     wgrad_bytes: bytes moved per element of a weight gradient and micro-batch. 8 where the product reads and writes the
-        fp32 accumulator itself; 12 where it writes 16 bit and another kernel adds that to the accumulator.
+        fp32 accumulator itself; 12 where it writes 16 bit and another kernel adds that to the accumulator (8 where that
+        is 16 bit wide).
     quantised_weight_bytes: resident bytes of one parameter under 8-bit and narrower recipes: 4 is a 16-bit weight and
         two quantised copies, as it lies and transposed; 2 where the weight itself is kept quantised.
     loss_moved_bytes: bytes moved per logit by the loss, forward and backward.
