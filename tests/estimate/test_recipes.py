@@ -7,13 +7,16 @@ import pytest
 from msgspec.structs import replace
 
 from fivefold.cluster import load_cluster, load_curve_of
-from fivefold.cluster.compute import batched_gemm_seconds, gemm_seconds, grouped_gemm_seconds
+from fivefold.cluster.compute import batched_gemm_seconds, gemm_seconds, grouped_gemm_seconds, load_curve
 from fivefold.estimate import Kernel, Problem, by_operation
+from fivefold.estimate.kernels import unfused_seconds
+from fivefold.estimate.ledger import Attend
 from fivefold.layout import Columns, Layout, Recompute, Workload
 from fivefold.model import load_model
 from fivefold.runtime import load_runtime
 
 ONE = np.arange(1)
+SLOW = {"launch_host_s": 1.0}
 
 
 def kernel_of(name="llama-3-8b", *, runtime="megatron", gpu="h100-sxm", layout=None, changes=None, **work):
@@ -49,6 +52,32 @@ def test_unfused_attention_is_slower_and_recomputing_it_is_cheap():
     assert flash.variants.forward_s[0, 0] < plain.variants.forward_s[0, 0]
     assert 0.03 < selective.variants.again_s[0, 0] / block < 0.15
     assert block == pytest.approx(19.0e-3, rel=0.15)  # table 4, with sequence parallelism
+
+
+@pytest.mark.parametrize(
+    ("squares", "bytes_ahead", "bytes_back", "kernels"), [(8, 9, 11, 2), (6, 36 + 5, 40 + 5, 6), (2, 36 + 5, 40 + 5, 6)]
+)
+def test_scores_of_odd_numbers_of_heads_pass_through_memory_in_fp32(squares, bytes_ahead, bytes_back, kernels):
+    """Megatron's fused softmax takes blocks of four of micro-batch x heads."""
+    gpu = load_cluster("a100-80g-sxm").gpu
+    curve, seq, width = load_curve(gpu.name), 1024, 64
+    row = Attend("core", 4 * squares * seq**2 * width, seq, width, squares * seq**2)
+    ahead, back = unfused_seconds(curve, gpu, row, np.asarray(row.flops, dtype=float), "fp16")
+    score = batched_gemm_seconds(curve, gpu, squares, seq, seq, width, "fp16")
+    value = batched_gemm_seconds(curve, gpu, squares, seq, width, seq, "fp16")
+    moved = squares * seq**2 / (gpu.memory_bandwidth_per_s * curve.streaming_efficiency)
+    assert ahead == pytest.approx(score + value + bytes_ahead * moved + kernels * curve.launch_s)
+    assert back == pytest.approx(score + 3 * value + bytes_back * moved + kernels * curve.launch_s)
+
+
+def test_a_softmax_that_nothing_fuses_is_four_more_launches():
+    """gpt2-xl has 25 heads: a micro-batch of four of its sequences is fused, one alone is not."""
+    work = {"seq_len": 1024, "global_batch": 64, "attention": "unfused"}
+    one, four = (
+        kernel_of("gpt2-xl", layout=Layout(micro_batch=size), changes=SLOW, **work).variants for size in (1, 4)
+    )
+    assert one.forward_s[0, 0] - four.forward_s[0, 0] == pytest.approx(4)
+    assert one.backward_s[0, 0] - four.backward_s[0, 0] == pytest.approx(4)
 
 
 def test_single_operations_keep_every_second_product():

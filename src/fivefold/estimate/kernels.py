@@ -31,20 +31,40 @@ def flash_seconds(
     return ahead, back
 
 
+# (bytes per 16-bit score, kernels) forward and backward of what lies between attention's two products: Megatron-LM's
+# fused scale, mask and softmax, and PyTorch's dropout on its output, whose mask is a byte.
+_FUSED_SOFTMAX = ((9, 2), (11, 2))
+# The fused kernel runs where micro-batch x heads of a rank is a multiple of 4 (megatron/model/fused_softmax.py, read at
+# 0cb36de2d6). Elsewhere PyTorch casts to fp32 (6), scales (8), masks in place (8), takes the softmax (8) and casts back
+# (6); backward the same, with a softmax that reads two.
+_HEADS_OF_A_BLOCK = 4
+_PLAIN_SOFTMAX = ((36 + 5, 6), (40 + 5, 6))
+
+
+def _between_products(row: Attend, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """(bytes per score, kernels) between the products of attention without a flash kernel, [K]. side: 0 forward."""
+    fused = np.round(_squares(row)) % _HEADS_OF_A_BLOCK == 0
+    (fewer, few), (more, many) = _FUSED_SOFTMAX[side], _PLAIN_SOFTMAX[side]
+    return np.where(fused, fewer, more), np.where(fused, few, many)
+
+
+def _squares(row: Attend) -> np.ndarray:
+    """Whole squares of scores of one rank: its micro-batch times its heads, [K]."""
+    return np.asarray(row.scores, dtype=float) / np.asarray(row.seq, dtype=float) ** 2
+
+
 def unfused_seconds(
     curve: Curve, gpu: Gpu, row: Attend, work: np.ndarray, precision: Precision
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same without one: two batched products each way over whole squares of scores, and what passes through memory
-    between them: softmax, and dropout on its output (Megatron-LM's fused kernel for the first, PyTorch's for the
-    second)."""
+    between them: softmax, and dropout on its output."""
     seq = np.asarray(row.seq, dtype=float)
-    heads = np.asarray(row.scores, dtype=float) / seq**2
+    heads = _squares(row)
     width = work / (4 * heads * seq**2)
     score = batched_gemm_seconds(curve, gpu, heads, seq, seq, width, precision)
     value = batched_gemm_seconds(curve, gpu, heads, seq, width, seq, precision)
-    # 16-bit scores: softmax reads and writes; dropout reads, writes and writes a mask; backward reads two of each.
-    ahead = streaming_seconds(curve, gpu, 9 * heads * seq**2, 2)
-    back = streaming_seconds(curve, gpu, 11 * heads * seq**2, 2)
+    between = (_between_products(row, side) for side in (0, 1))
+    ahead, back = (streaming_seconds(curve, gpu, each * heads * seq**2, kernels) for each, kernels in between)
     return score + value + ahead, score + 3 * value + back
 
 
@@ -66,4 +86,7 @@ def launch_seconds(
     kernels += [1] * (len(moved) - len(kernels))
     products = sum(not row.adapter for row in ledger.gemms)  # an adapter's are small, and were not measured
     launches = passes * (products + attends) + np.array(kernels) @ (ledger.stack(moved) > 0)
+    if unfused:
+        at = ("forward", "backward").index(side)
+        launches = launches + sum(_between_products(row, at)[1] - _FUSED_SOFTMAX[at][1] for row in ledger.attends)
     return runtime.launch_host_s * launches + passes * runtime.group_launch_host_s * further
