@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from fivefold.cluster import load_cluster, load_curve_of
+from fivefold.cluster import collective_seconds, load_cluster, load_curve_of
+from fivefold.cluster.groups import place
 from fivefold.estimate import Kernel, Problem
 from fivefold.layout import Columns, Layout, Overlap, Workload
 from fivefold.layout.layout import RECOMPUTE_MODULES
@@ -127,6 +128,27 @@ def test_a_16_bit_accumulator_is_read_and_written_in_half_as_many_bytes(small):
     less = float((wide.costs[0].backward - narrow.costs[0].backward).sum())
     saved = 4 * elements / (cluster.gpu.memory_bandwidth_per_s * curve.streaming_efficiency)
     assert less == pytest.approx(curve.in_step * saved)
+
+
+def test_deepspeed_accumulates_and_reduces_gradients_of_bf16_in_its_own_optimizer(small):
+    """A cast to fp32 (6 bytes) and an addition of the copy (12) instead of one addition (10), and a reduction of whole
+    gradients where fp16's scatters them."""
+    layout = Layout(zero=1)
+    own = kernel(small["llama"], layout, runtime="deepspeed", launch_host_s=0.0)
+    off: dict[str, Any] = {"bf16_wgrad_bytes": 0, "bf16_all_reduces": False}
+    other = kernel(small["llama"], layout, runtime="deepspeed", launch_host_s=0.0, **off)
+    cluster = own.problem.cluster
+    curve = load_curve_of(cluster)
+    elements = float(np.ravel(sum(row.elements for row in own.ledgers[0].weights if row.matrix))[0])
+    more = float((own.costs[0].backward - other.costs[0].backward).sum())
+    moved = 8 * elements / (cluster.gpu.memory_bandwidth_per_s * curve.streaming_efficiency)
+    assert more == pytest.approx(curve.in_step * moved)
+    dense, expert = own.rank_parameters(ONE)
+    (whole, gathered), (scattered, same) = (k.reduction_seconds(ONE, dense, expert) for k in (own, other))
+    group = place(cluster, np.array([16]), ONE + 1)
+    for op, seconds in (("all_reduce", whole), ("reduce_scatter", scattered)):
+        assert seconds[0, 0] == pytest.approx(float(collective_seconds(cluster, op, 4 * dense[0, 0], group)[0]))
+    assert gathered == same
 
 
 def test_unfused_norms_and_rotary_move_fp32(small):

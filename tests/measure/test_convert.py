@@ -397,6 +397,13 @@ def test_older_megatron_lm_keeps_the_gradients_of_fp16_in_16_bit(date, kind, gra
     assert case.work.grad_dtype == grad_dtype
 
 
+def test_megatron_lm_has_no_bf16_optimizer_of_deepspeeds():
+    case = convert(_change("simumax-0002", source_date="2021-04", precision_kind="bf16"))
+    assert case.runtime == "deepspeed"
+    assert (case.changes["bf16_wgrad_bytes"], case.changes["bf16_all_reduces"]) == (0, False)
+    assert "bf16_wgrad_bytes" not in convert(_change("simumax-0002", framework="Megatron-DeepSpeed")).changes
+
+
 def test_recipes_interleave_where_a_row_does_not_say():
     """Twelve blocks on each of two ranks: twelve chunks of one."""
     run = _change("simumax-0001", framework="NeMo", tp=1, pp=2, dp=4, gpus=8, mbs=1, gbs=16, vpp=None, layers=24)

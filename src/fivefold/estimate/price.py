@@ -93,6 +93,8 @@ class Pricer:
         self.casts = Casts(self.curve, self.gpu, self.precision, runtime.scaled_by_row)
         self.unfused = work.attention == "unfused"
         self.frozen = work.trained == "adapters"
+        in_bf16 = runtime.bf16_wgrad_bytes if self.sixteen_bit == "bf16" else 0
+        self.wgrad_bytes = in_bf16 or runtime.wgrad_bytes
         self.narrow_bytes = _NARROW_ACCUMULATOR_BYTES[work.grad_dtype]
         self.graphs = work.cuda_graphs
         self.shard = shard
@@ -228,7 +230,7 @@ class Pricer:
             n, k = k, n
         elif kind == "wgrad":
             m, n, k = (n, k, m)
-        moved = self.runtime.wgrad_bytes
+        moved = self.wgrad_bytes
         added = kind == "wgrad" and moved > _ACCUMULATED_BYTES
         out = _SIXTEEN_BIT_BYTES if added else moved if kind == "wgrad" else None
         if grouped:

@@ -78,6 +78,8 @@ _FUSED_ACCUMULATION = {"wgrad_bytes": 8, "tp_beside_dgrad_hidden": 1.0}
 # Without --accumulate-allreduce-grads-in-fp32, which bf16 alone implies, Megatron-LM accumulates and reduces gradients
 # in the parameters' own type (arguments.py and the same file); its fused accumulation of 2022 needed fp32 ones.
 _HALF_GRADIENTS = {"grad_dtype": "bf16"}
+# DeepSpeed's optimizer of bf16, which Megatron-LM lacks: before Transformer Engine one profile predicts both.
+_NO_BF16_OPTIMIZER = {"bf16_wgrad_bytes": 0, "bf16_all_reduces": False}
 # Transformer Engine's cross-entropy: two kernels that read 16-bit logits, the second of which leaves their gradient in
 # place, and one that scales it (transformer_engine common/triton/cross_entropy.py, from memory).
 _FUSED_LOSS = {"loss_moved_bytes": (6.0, 4.0), "loss_bytes_per_logit": 2}
@@ -136,6 +138,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         runtime="megatron",
         before_te="deepspeed",
         sharded="megatron-fsdp",
+        changes=_NO_BF16_OPTIMIZER,
         overlap="listed",
         overlaps_since=_GRADIENTS_OVERLAP,
         unfused_until=_FLASH_USUAL,

@@ -28,6 +28,8 @@ PROFILE = replace(
     cached_wgrad_buffers=False,
     head_wgrad_placeholder=False,
     wgrad_bytes=12,
+    bf16_wgrad_bytes=20,
+    bf16_all_reduces=True,
     loss_moved_bytes=(38, 14),
     tp_beside_dgrad_hidden=0.0,
     tp_overlap_hidden=0.0,
@@ -47,6 +49,13 @@ PROFILE = replace(
             "subtraction, exponential, sum and division; scaling and cast backward"
         ),
         "wgrad_bytes": "from memory: ZeRO's hooks add each gradient to a flat buffer",
+        "bf16_wgrad_bytes": (
+            "DeepSpeed runtime/bf16_optimizer.py, update_hp_grads: each gradient, which the product wrote (2), is cast "
+            "to fp32 (6) and the copy added to the accumulator (12)"
+        ),
+        "bf16_all_reduces": (
+            "DeepSpeed runtime/pipe/engine.py, _bf16_reduce_grads: buffered_allreduce_fallback over the fp32 gradients"
+        ),
         "tp_beside_dgrad_hidden": "from memory: asynchronous tensor-parallel all-reduce came with Megatron-LM 3.0",
         "tp_in_step": "as megatron: the same links and library",
         "tp_overlap_hidden": "no such switch",
