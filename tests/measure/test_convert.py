@@ -404,6 +404,26 @@ def test_megatron_lm_has_no_bf16_optimizer_of_deepspeeds():
     assert "bf16_wgrad_bytes" not in convert(_change("simumax-0002", framework="Megatron-DeepSpeed")).changes
 
 
+@pytest.mark.parametrize(("pp", "reduces_beside"), [(1, True), (2, False)])
+def test_gpt_neox_is_deepspeed_with_megatrons_layers(pp, reduces_beside):
+    """As its configs/20B.yml: ZeRO-1, overlap_comm, fp16; the pipeline engine reduces after the last backward."""
+    case = convert(
+        _change(
+            "simumax-0002",
+            framework="GPT-NeoX",
+            pp=pp,
+            tp=2,
+            dp=8 // (2 * pp),
+            precision_kind="fp16",
+            overlap=None,
+            sp=None,
+        )
+    )
+    overlap = case.layout.overlap
+    assert (overlap.grad, overlap.param) == (reduces_beside, False)
+    assert (case.layout.zero, case.layout.sequence_parallel, case.work.grad_dtype) == (1, False, "bf16")
+
+
 def test_recipes_interleave_where_a_row_does_not_say():
     """Twelve blocks on each of two ranks: twelve chunks of one."""
     run = _change("simumax-0001", framework="NeMo", tp=1, pp=2, dp=4, gpus=8, mbs=1, gbs=16, vpp=None, layers=24)

@@ -334,12 +334,14 @@ def _overlap(run: Run, line: Framework, assumed: set[str]) -> Overlap:
         assumed.add("overlap")
     # nanotron reduces from hooks without ZeRO, and after backward with it.
     on = line.overlap != "off" and not (line.overlap == "reduce" and zero_of(run, line)[0])
-    on = on and dated(run) >= line.overlaps_since
+    on = on and dated(run) >= line.overlaps_since and not (line.overlap == "hooks" and (run.pp or 1) > 1)
     # Papers name a run by its techniques, in the notes.
     named = bool(re.search(r"--tp-comm-overlap|\basync ?tp\b", f"{text} {run.notes}", re.IGNORECASE))
     return Overlap(
         grad="overlap-grad-reduce" in text if listed else on,
-        param="overlap-param-gather" in text if listed else (None if on and line.overlap != "reduce" else False),
+        param="overlap-param-gather" in text
+        if listed
+        else (None if on and line.overlap not in ("reduce", "hooks") else False),
         tp=named or (line.overlap == "on" and (run.tp or 1) > 1 and run.sp != 0),
         ep="overlap-moe-expert-parallel-comm" in text or "moe_a2a_overlap=True" in text,
     )

@@ -33,8 +33,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
         dated before `since` have.
     precision: where not stated. grad_dtype: gradients as they are accumulated and reduced ("bf16": in 16 bit).
     overlap: "listed" where what a row that lists its overlap does not list was off, "on" for recipes that switch
-        everything on, "grad" for gradients and parameters, "reduce" for gradients only, "off" for none. overlaps_since:
-        rows dated before this year and month reduced gradients after backward.
+        everything on, "grad" for gradients and parameters, "reduce" for gradients only, "hooks" for these only and not
+        behind a pipeline, "off" for none. overlaps_since: rows dated before this year and month reduced gradients after
+        backward.
     tuned: how a published number was come by where the framework's vendor publishes it, "" if plainly measured.
     source: where the defaults are from.
     """
@@ -58,7 +59,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     half: dict[str, Any] = {}
     precision: Literal["bf16", "fp16"] = "bf16"
     grad_dtype: Literal["fp32", "bf16"] = "fp32"
-    overlap: Literal["listed", "on", "grad", "reduce", "off"] = "grad"
+    overlap: Literal["listed", "on", "grad", "reduce", "hooks", "off"] = "grad"
     overlaps_since: str = ""
     tuned: str = ""
     source: str = "from memory"
@@ -195,8 +196,13 @@ FRAMEWORKS: tuple[Framework, ...] = (
         sharded="deepspeed-zero",
         recomputes_in_part=False,
         precision="fp16",
+        sequence_parallel=False,
+        half=_HALF_GRADIENTS,
+        overlap="hooks",
         unfused_until=_FLASH_USUAL,
-        source="GPT-NeoX's configurations: Megatron's layers under DeepSpeed ZeRO-1 (from memory)",
+        source="GPT-NeoX configs/20B.yml, read at 252ddc522f: Megatron's layers, DeepSpeed's ZeRO-1 with overlap_comm, "
+        "fp16; DeepSpeed reduces from hooks in the last micro-batch's backward, its pipeline engine after it, and its "
+        "optimizer gathers parameters; sequence parallelism came in 2024 (from memory)",
     ),
     Framework(
         starts=("fsdp", "pytorch", "accelerate", "hf ", "transformers", "axolotl", "llama-factory", "olmo", "open_lm"),
