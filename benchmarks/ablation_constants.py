@@ -44,6 +44,8 @@ _PROFILE: tuple[tuple[str, str, float | bool], ...] = (
     ("unfused_norms", "switch", False),
     ("tokens_sent_once", "switch", False),
     ("wgrad_bytes", "bytes", 8),
+    ("bf16_wgrad_bytes", "bytes", 0),
+    ("hidden_dropout", "switch", False),
     ("norms_kept_fp32", "switch", False),
     ("gathered_inputs_kept", "switch", False),
     ("rotated_keys_copied", "switch", False),

@@ -151,6 +151,16 @@ def test_deepspeed_accumulates_and_reduces_gradients_of_bf16_in_its_own_optimize
     assert gathered == same
 
 
+def test_dropout_before_a_residual_keeps_a_mask_and_passes_the_gradient_once_more(small):
+    plain, dropped = (kernel(small["gpt2"], Layout(), hidden_dropout=on) for on in (False, True))
+    width = small["gpt2"].hidden
+    elements = TOKENS * width
+    assert streams(plain, "mixer_residual") == (6 * elements, 6 * elements)
+    assert streams(dropped, "mixer_residual") == (7 * elements, (6 + 1 + 4) * elements)
+    # Korthikanti et al. 2022, equation 1: a byte of mask after attention and one after the feed-forward.
+    assert sum(saved(dropped).values()) - sum(saved(plain).values()) == 2 * elements
+
+
 def test_unfused_norms_and_rotary_move_fp32(small):
     k, elements = kernel(small["llama"], Layout(), unfused_norms=True), TOKENS * HIDDEN
     assert streams(k, "input_norm") == (36 * elements, 56 * elements)

@@ -424,6 +424,15 @@ def test_gpt_neox_is_deepspeed_with_megatrons_layers(pp, reduces_beside):
     assert (case.layout.zero, case.layout.sequence_parallel, case.work.grad_dtype) == (1, False, "bf16")
 
 
+@pytest.mark.parametrize(
+    ("date", "dropout", "beside"), [("2021-04", True, None), ("2022-05", True, 1.0), ("2024-07", None, None)]
+)
+def test_megatron_lm_before_transformer_engine_is_priced_with_dropout_and_its_own_overlap(date, dropout, beside):
+    changes = convert(_change("simumax-0002", source_date=date)).changes
+    assert (changes.get("hidden_dropout"), changes.get("tp_beside_wgrad_hidden")) == (dropout, beside)
+    assert "hidden_dropout" not in convert(_change("simumax-0002", framework="GPT-NeoX", source_date=date)).changes
+
+
 def test_recipes_interleave_where_a_row_does_not_say():
     """Twelve blocks on each of two ranks: twelve chunks of one."""
     run = _change("simumax-0001", framework="NeMo", tp=1, pp=2, dp=4, gpus=8, mbs=1, gbs=16, vpp=None, layers=24)

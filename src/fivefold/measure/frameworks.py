@@ -29,6 +29,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     recomputes_in_part: whether some of a rank's blocks are recomputed without others where a row does not say which.
     interleaves: chunks per pipeline rank at most where they are not stated.
     changes: numbers of the profile that its recipes set otherwise. since, newer: from that year and month on these too.
+        before: numbers of the profile of before_te; `newer` are of that one too where there is one.
     quantised, half: fields of this line that rows with 8-bit or narrower recipes have otherwise, and that rows in fp16
         dated before `since` have.
     precision: where not stated. grad_dtype: gradients as they are accumulated and reduced ("bf16": in 16 bit).
@@ -55,6 +56,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     changes: dict[str, Any] = {}
     since: str = "9999"
     newer: dict[str, Any] = {}
+    before: dict[str, Any] = {}
     quantised: dict[str, Any] = {}
     half: dict[str, Any] = {}
     precision: Literal["bf16", "fp16"] = "bf16"
@@ -74,11 +76,14 @@ _FLASH_USUAL = "2023-01"
 # Megatron-LM's DistributedDataParallel reduced the whole buffer after backward (megatron/model/distributed.py, read at
 # 01d65bde50, of 2023); --overlap-grad-reduce came with what is megatron/core/distributed now (the month from memory).
 _GRADIENTS_OVERLAP = "2023-10"
-# Megatron-LM 3.0: gradient accumulation fused into the products, and collectives beside them (from memory).
-_FUSED_ACCUMULATION = {"wgrad_bytes": 8, "tp_beside_dgrad_hidden": 1.0}
+# Megatron-LM 3.0: gradient accumulation fused into the products (from memory), and collectives that run beside the
+# products of the input's and of the weight's gradient (megatron/mpu/layers.py, read at 02bb1f5c86).
+_FUSED_ACCUMULATION = {"wgrad_bytes": 8, "tp_beside_dgrad_hidden": 1.0, "tp_beside_wgrad_hidden": 1.0}
 # Without --accumulate-allreduce-grads-in-fp32, which bf16 alone implies, Megatron-LM accumulates and reduces gradients
 # in the parameters' own type (arguments.py and the same file); its fused accumulation of 2022 needed fp32 ones.
 _HALF_GRADIENTS = {"grad_dtype": "bf16"}
+# --hidden-dropout is 0.1 unless asked otherwise (Megatron-LM arguments.py, from memory).
+_HIDDEN_DROPOUT = {"hidden_dropout": True}
 # DeepSpeed's optimizer of bf16, which Megatron-LM lacks: before Transformer Engine one profile predicts both.
 _NO_BF16_OPTIMIZER = {"bf16_wgrad_bytes": 0, "bf16_all_reduces": False}
 # Transformer Engine's cross-entropy: two kernels that read 16-bit logits, the second of which leaves their gradient in
@@ -95,6 +100,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         unfused_until="9999",
         recomputes_in_part=False,
         precision="fp16",
+        changes=_HIDDEN_DROPOUT,
         overlap="off",
         source="Megatron-DeepSpeed's GPT examples: --fp16, no --use-flash-attn, --checkpoint-activations for all "
         "blocks or none (from memory)",
@@ -139,7 +145,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         runtime="megatron",
         before_te="deepspeed",
         sharded="megatron-fsdp",
-        changes=_NO_BF16_OPTIMIZER,
+        before=_NO_BF16_OPTIMIZER | _HIDDEN_DROPOUT,
         overlap="listed",
         overlaps_since=_GRADIENTS_OVERLAP,
         unfused_until=_FLASH_USUAL,
@@ -235,13 +241,18 @@ def precision_of(run: Run, line: Framework) -> tuple[str, bool]:
     return (named[0] if named else line.precision), False
 
 
+def is_before_te(run: Run, line: Framework) -> bool:
+    """Whether a row is of before Transformer Engine, and predicted with the profile of that time."""
+    return bool(line.before_te) and dated(run) < _TRANSFORMER_ENGINE
+
+
 def zero_of(run: Run, line: Framework) -> tuple[int, bool]:
     """(ZeRO stage, whether it is stated)."""
     if run.zero is not None:
         return min(run.zero, 3), True
     if run.dist_opt is not None and line.zero < 2:
         return run.dist_opt, True
-    if line.before_te and dated(run) < _TRANSFORMER_ENGINE:
+    if is_before_te(run, line):
         return 0, False
     return line.zero, False
 
@@ -250,14 +261,14 @@ def runtime_of(run: Run, line: Framework) -> tuple[str, bool]:
     """(profile, whether it stands in for another framework)."""
     zero, _ = zero_of(run, line)
     profile = line.sharded if zero >= 2 else line.runtime
-    if line.before_te and dated(run) < _TRANSFORMER_ENGINE:
+    if is_before_te(run, line):
         return line.before_te, True
     return profile, line.stands_in
 
 
 def has_sequence_parallelism(run: Run, line: Framework) -> bool:
     """Whether a tensor-parallel row shards sequences too where it does not say so."""
-    return line.sequence_parallel and not (line.before_te and dated(run) < _TRANSFORMER_ENGINE)
+    return line.sequence_parallel and not is_before_te(run, line)
 
 
 def is_unfused(run: Run, line: Framework) -> tuple[bool, bool]:

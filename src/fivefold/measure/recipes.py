@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fivefold.measure.frameworks import Framework, dated
+from fivefold.measure.frameworks import Framework, dated, is_before_te
 from fivefold.measure.runs import Run
 from fivefold.runtime import load_runtime
 
@@ -45,7 +45,9 @@ def _by_release(run: Run, line: Framework) -> dict[str, Any]:
     if line.runtime == "torchtitan" and not line.stands_in and dated(run) < _FUSED_RMS_NORM:
         return {**line.changes, "unfused_norms": True}
     sent_once = re.search(r"moe_flex_dispatcher_backend=(deepep|hybridep)", run.overlap or "")
-    changes = {**line.changes, **(line.newer if dated(run) >= line.since else {})}
+    old = is_before_te(run, line)
+    newer = dated(run) >= line.since and (old or not line.before_te)
+    changes = {**line.changes, **(line.before if old else {}), **(line.newer if newer else {})}
     if sent_once:
         changes["tokens_sent_once"] = True
     graph = re.search(r"cuda_graph_impl=(\w+)(?:.*cuda_graph_scope=([^;]+))?", run.overlap or "")

@@ -90,7 +90,11 @@ class LinearWriter:
 
     def _residual(self, ledger: Ledger, name: str) -> None:
         moved = self.element_bytes * self.shard.norm_tokens * self.hidden
-        ledger.streams.append(Stream(name, "mixer", 3 * moved, 3 * moved))
+        mask = self.shard.norm_tokens * self.hidden * self.runtime.hidden_dropout
+        if self.runtime.hidden_dropout:
+            ledger.saved.append(Saved(f"{name} dropout mask", "mixer", mask))
+        # Dropout writes the mask, and reads it in backward beside the gradient, which it writes once more.
+        ledger.streams.append(Stream(name, "mixer", 3 * moved + mask, 3 * moved + mask + 2 * self.element_bytes * mask))
 
     # ---------------------------------------------------------------- linear layers and their collectives
 
