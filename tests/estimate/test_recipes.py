@@ -80,6 +80,25 @@ def test_a_softmax_that_nothing_fuses_is_four_more_launches():
     assert one.backward_s[0, 0] - four.backward_s[0, 0] == pytest.approx(4)
 
 
+@pytest.mark.parametrize(
+    ("precision", "grad_dtype", "fused", "separate"),
+    [("bf16", "fp32", 38, 8 + 4 + 28 + 6 + 4), ("fp16", "fp32", 38, 8 + 8 + 4 + 28 + 6 + 4), ("fp16", "bf16", 32, 58)],
+)
+def test_an_update_of_separate_kernels_passes_over_gradients_again(precision, grad_dtype, fused, separate):
+    """Bytes a parameter of Megatron-LM's in 2021: division by the replicas, unscaling, norm, Adam, copy to the weights
+    and clearing; 16-bit gradients: 4 to divide, 6 to copy to fp32, and so on to 58."""
+    work = {"seq_len": 2048, "precision": precision, "grad_dtype": grad_dtype}
+    seconds = {}
+    for apart in (False, True):
+        kernel = kernel_of("gpt2-xl", layout=Layout(zero=0), changes={"separate_update": apart}, **work)
+        cluster = kernel.problem.cluster
+        curve = load_curve(cluster.gpu.name)
+        elements = np.add(*kernel.rank_parameters(ONE))[0, 0]
+        bandwidth = cluster.gpu.memory_bandwidth_per_s * curve.streaming_efficiency
+        seconds[apart] = (kernel.optimizer_seconds(ONE)[0] - 4 * curve.launch_s) * bandwidth / elements
+    assert (seconds[False], seconds[True]) == (pytest.approx(fused), pytest.approx(separate))
+
+
 def test_single_operations_keep_every_second_product():
     """Llama 3 8B by hand: query, value, gate and down projections, attention's output and the block's input stay."""
     layout = Layout(zero=3, recompute=Recompute(kind="selective"))

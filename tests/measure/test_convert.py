@@ -430,6 +430,7 @@ def test_gpt_neox_is_deepspeed_with_megatrons_layers(pp, reduces_beside):
 def test_megatron_lm_before_transformer_engine_is_priced_with_dropout_and_its_own_overlap(date, dropout, beside):
     changes = convert(_change("simumax-0002", source_date=date)).changes
     assert (changes.get("hidden_dropout"), changes.get("tp_beside_wgrad_hidden")) == (dropout, beside)
+    assert changes.get("separate_update") is dropout
     assert "hidden_dropout" not in convert(_change("simumax-0002", framework="GPT-NeoX", source_date=date)).changes
 
 

@@ -137,6 +137,17 @@ class Kernel(HostModel):
         here = self.device_update_seconds(rows)
         return (1 - share) * here + share * self.host_update_seconds(rows) if share else here
 
+    def separate_update_bytes(self) -> float:
+        """Per element, what an update that is not one kernel moves beyond the fused one's bytes: the division (twice
+        the gradient), fp32 gradients in the norm and the update, masters read again for the weights; the copy to fp32
+        of 16-bit gradients (6); under fp16 the unscaling of fp32 ones (8)."""
+        if not self.problem.runtime.separate_update:
+            return 0.0
+        grad, fp32 = self.trained_grad_bytes, MASTER_BYTES
+        copied = grad + fp32 if grad < fp32 else 0
+        unscaled = 2 * fp32 if self.problem.work.precision == "fp16" else 0
+        return 2 * grad + 2 * (fp32 - grad) + fp32 + copied + unscaled
+
     def device_update_seconds(self, rows: np.ndarray) -> np.ndarray:
         """The same if no state is offloaded, [n]."""
         if not self.trains and self.problem.work.lora is None:
@@ -148,6 +159,7 @@ class Kernel(HostModel):
         # The norm reads gradients; the update reads them, reads and writes master and states, writes the weight.
         grad = self.trained_grad_bytes
         moved = sharded * (2 * grad + 2 * (MASTER_BYTES + states) + self.problem.work.compute_bytes)
+        moved = moved + sharded * self.separate_update_bytes()
         cleared = grad * (sharded if self.problem.fully_sharded else dense + expert)
         seconds = streaming_seconds(self.pricer.curve, self.problem.cluster.gpu, (moved + cleared).max(axis=1), 4)
         if self.optimizer.newton_schulz and self.trains:

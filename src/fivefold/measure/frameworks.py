@@ -84,6 +84,8 @@ _FUSED_ACCUMULATION = {"wgrad_bytes": 8, "tp_beside_dgrad_hidden": 1.0, "tp_besi
 _HALF_GRADIENTS = {"grad_dtype": "bf16"}
 # --hidden-dropout is 0.1 unless asked otherwise (Megatron-LM arguments.py, from memory).
 _HIDDEN_DROPOUT = {"hidden_dropout": True}
+# Its optimizer before Transformer Engine (megatron/optimizer/optimizer.py, read at 007644155d).
+_SEPARATE_UPDATE = {"separate_update": True}
 # DeepSpeed's optimizer of bf16, which Megatron-LM lacks: before Transformer Engine one profile predicts both.
 _NO_BF16_OPTIMIZER = {"bf16_wgrad_bytes": 0, "bf16_all_reduces": False}
 # Transformer Engine's cross-entropy: two kernels that read 16-bit logits, the second of which leaves their gradient in
@@ -145,7 +147,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         runtime="megatron",
         before_te="deepspeed",
         sharded="megatron-fsdp",
-        before=_NO_BF16_OPTIMIZER | _HIDDEN_DROPOUT,
+        before=_NO_BF16_OPTIMIZER | _HIDDEN_DROPOUT | _SEPARATE_UPDATE,
         overlap="listed",
         overlaps_since=_GRADIENTS_OVERLAP,
         unfused_until=_FLASH_USUAL,

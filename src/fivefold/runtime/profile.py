@@ -98,6 +98,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     wgrad_bytes: bytes moved per element of a weight gradient and micro-batch. 8 where the product reads and writes the
         fp32 accumulator itself; 12 where it writes 16 bit and another kernel adds that to the accumulator (8 where that
         is 16 bit wide). bf16_wgrad_bytes: the same in training in bf16, by another optimizer; 0: no different.
+    separate_update: gradients are divided by the replicas, copied to fp32, unscaled and normed by kernels of their own
+        before the update, and the master weights copied after it.
     hidden_dropout: what a sublayer gives passes dropout, in one kernel with its addition to the residual stream, and a
         byte of mask an element is kept.
     bf16_all_reduces: in bf16 that optimizer all-reduces gradients under ZeRO-1 instead of scattering them.
@@ -173,6 +175,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     bf16_wgrad_bytes: float = 0
     bf16_all_reduces: bool = False
     hidden_dropout: bool = False
+    separate_update: bool = False
     quantised_weight_bytes: float = 4
     loss_moved_bytes: tuple[float, float] = (18, 14)
     launch_host_s: float = 0.0
