@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from fivefold.runtime.megatron import PROFILE as MEGATRON
 from fivefold.runtime.torchtitan import PROFILE as TORCHTITAN
 
-_LAUNCH = "fit: vTrain's single-node A100 runs, blocks of hidden 1,024 at micro-batch 1 and tp 1: 3.0 ms, 34 operations"
+# vTrain's steps are sums of traces of one block, embedding and head alone on an A100, under CUPTI (docs/accuracy.md).
+_LAUNCH = "fit: vTrain's trace of a block of hidden 1,024 at micro-batch 1 and tp 1 on an A100: 3.0 ms, 34 operations"
 
 PROFILE = replace(
     MEGATRON,
@@ -62,7 +63,7 @@ PROFILE = replace(
         "ep_overlap_hidden": "no such switch",
         "workspace_bytes": "as megatron: the same libraries",
         "fragmentation": "as megatron",
-        "step_overhead_s": "fit: vTrain's single-node A100 runs, what is left of a step without its blocks",
+        "step_overhead_s": "fit: what is left of vTrain's single-node A100 steps without their blocks",
         "launch_host_s": _LAUNCH,
         "time_spread": "as torchtitan: plain PyTorch",
     },
