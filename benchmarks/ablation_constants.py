@@ -49,7 +49,7 @@ _PROFILE: tuple[tuple[str, str, float | bool], ...] = (
     ("separate_update", "switch", False),
     ("norms_kept_fp32", "switch", False),
     ("gathered_inputs_kept", "switch", False),
-    ("rotated_keys_copied", "switch", False),
+    ("gather_buffers", "buffers", 0),
     ("sharded_weight_bytes", "bytes", 0),
     ("replica_bucket_bytes", "bytes", 0),
     ("micro_batch_grad_bytes", "bytes", 0),

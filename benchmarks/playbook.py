@@ -5,7 +5,10 @@
 Winners: for each of the 14 published combinations of model and GPUs, the winner's predicted step over the fastest
 predicted one of its sweep (scripts/scaling_benchmarks.py of nanotron: degrees and micro-batches in powers of two, ZeRO
 0 and 1, sequence parallelism with tensor parallelism, no recomputation), of those that are predicted to fit.
-Largest micro-batches: of a 3.57B model on 2 to 32 GPUs of one tensor-parallel group.
+Largest micro-batches: of a 3.57B model on 2 to 32 GPUs of one tensor-parallel group. The published sizes are round, and
+nanotron's scripts/scaling_benchmarks.py names 3, 9, 18, 40 and 90 where the plot with sequence parallelism says 4, 10,
+20, 40 and 100: somebody tried some sizes. So the largest that fits is printed, and the largest of all published sizes
+that does; that those are the sizes which were tried is inferred.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 TIED = 1.10
 # tp: the largest micro-batch that the playbook's plots say to fit, without and with sequence parallelism.
 PUBLISHED = {2: (3, 4), 4: (8, 10), 8: (12, 20), 16: (16, 40), 32: (20, 100)}
+GRID = sorted({size for sizes in PUBLISHED.values() for size in sizes})
 SEARCHED = 200
 
 
@@ -81,8 +85,11 @@ def main() -> None:
     for tp, sizes in PUBLISHED.items():
         for published, parallel in zip(sizes, (False, True), strict=True):
             found, name = largest_micro_batch(tp, parallel), "with" if parallel else "without"
-            error = found / published - 1
-            print(f"tp {tp:2} {name:7} sequence parallelism: {found:3} fit, published {published:3}, {error:+.0%}")
+            error, tried = found / published - 1, max((size for size in GRID if size <= found), default=0)
+            print(
+                f"tp {tp:2} {name:7} sequence parallelism: {found:3} fit, {tried:3} of the published sizes, "
+                f"published {published:3}, {error:+.0%}"
+            )
 
 
 if __name__ == "__main__":

@@ -82,7 +82,6 @@ WHY: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("activations: mlp.activated gate", ("fused_glu",), "silu and product are two kernels, or one"),
     ("activations: experts.activated gate", ("fused_glu",), "likewise"),
     ("activations: shared_experts.activated gate", ("fused_glu",), "likewise"),
-    ("activations: rotated", ("rotated_keys_copied",), "keys and values are rotated in a copy"),
     ("activations: random state", ("attention_state_bytes",), "a kernel's seed and offset"),
     ("activations: input_norm.f", ("norms_kept_fp32",), "an RMSNorm of single operations keeps more"),
     ("activations: input_norm.i", ("norms_kept_fp32",), "likewise"),
@@ -243,7 +242,7 @@ def _words(question: Question) -> str:
 SHOWN = (
     "sharding", "weight_bytes", "sharded_weight_bytes", "micro_batch_grad_bytes", "zero_stages", "schedules",
     "vocab_multiple", "norms_fused_into_linears", "norms_kept_fp32", "unfused_norms", "fused_glu",
-    "cached_wgrad_buffers", "loss_bytes_per_logit", "gathered_inputs_kept", "rotated_keys_copied",
+    "cached_wgrad_buffers", "loss_bytes_per_logit", "gathered_inputs_kept", "gather_buffers",
     "pipeline_keeps_whole_gradients", "wgrad_bytes", "grad_buckets", "prefetch_blocks", "checkpoint_stops_early",
     "selective_by_operation", "tp_beside_dgrad_hidden", "tp_overlap_hidden", "ep_overlap_hidden", "fragmentation",
     "launch_host_s",

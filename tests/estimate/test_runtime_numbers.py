@@ -45,11 +45,23 @@ def streams(k: Kernel, name: str) -> tuple[float, float]:
     return float(np.ravel(row.forward_bytes)[0]), float(np.ravel(row.backward_bytes)[0])
 
 
-def test_rotated_keys_and_values_are_one_more_copy(small):
-    plain, copied = (kernel(small["llama"], Layout(tp=2), rotated_keys_copied=on) for on in (False, True))
-    assert saved(copied).keys() - saved(plain).keys() == {"rotated keys and values"}
-    kv = 8 * 64 / 2  # heads x size over tp
-    assert sum(saved(copied).values()) - sum(saved(plain).values()) == 2 * TOKENS * 2 * kv
+@pytest.mark.parametrize(("tp", "parallel", "whole"), [(2, True, 1), (2, False, 0), (1, False, 0)])
+def test_buffers_that_gathers_fill_stay_allocated(small, tp, parallel, whole):
+    layout = Layout(tp=tp, sequence_parallel=parallel)
+    none, two = (kernel(small["llama"], layout, gather_buffers=n) for n in (0, 2))
+    more = two.rank_memory(ONE)["buffers"] - none.rank_memory(ONE)["buffers"]
+    assert more == 2 * whole * 2 * TOKENS * HIDDEN  # two of them, 2 bytes an element, of all tokens
+
+
+def test_states_in_segments_of_their_own_do_not_fragment(small):
+    changes: dict[str, Any] = {"fragmentation": 0.5, "context_bytes": 0, "nccl_bytes_per_group": 0}
+    for apart in (False, True):
+        k = kernel(small["llama"], Layout(pp=2), states_fragment=not apart, **changes)
+        parts = {name: np.ravel(part) for name, part in k.rank_memory(ONE).items()}
+        worst = int(np.argmax(sum(parts.values())))
+        total = sum(part[worst] for part in parts.values())
+        fragments = parts["activations"][worst] + parts["logits"][worst] if apart else total
+        assert k.reserved(ONE, k.peak_memory(ONE)) == pytest.approx(total + 0.5 * fragments, abs=16)
 
 
 def test_gathered_inputs_that_are_kept_are_not_gathered_again(small):

@@ -43,6 +43,8 @@ class MemoryModel(Reductions):
         if runtime.replica_bucket_bytes:
             replicated = ((c.zero[rows] == 0) & (c.dp[rows] * c.cp[rows] > 1))[:, None]
             buffers = buffers + np.where(replicated, runtime.replica_bucket_bytes * whole * self.trains, 0.0)
+        if runtime.gather_buffers:
+            buffers = buffers + runtime.gather_buffers * self._gathered_bytes(rows)[:, None]
         gathered = np.zeros_like(whole)
         present = table.count[self.plan[rows]] > 0
         v = self.variant[rows]
@@ -96,6 +98,14 @@ class MemoryModel(Reductions):
         tensors = (~table.first[plan]).astype(np.float64) + 2 * (self.columns.vpp[rows] > 1)[:, None]
         piped = (self.columns.pp[rows] > 1)[:, None]
         return np.where(piped, tensors * self.boundary_bytes(rows)[:, None], 0.0)
+
+    def _gathered_bytes(self, rows: np.ndarray) -> np.ndarray:
+        """Bytes of a micro-batch's whole hidden state on a rank that keeps a part of it, [n]; 0 without such parts."""
+        key = self.key[rows]
+        parted = self.shard.sp[key] & (self.shard.tp[key] > 1)
+        return np.where(
+            parted, self.problem.work.compute_bytes * self.shard.tokens[key] * self.problem.model.hidden, 0.0
+        )
 
     def activation_memory(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(activations, logits) bytes at each rank's peak in the steady state, [n, C].
@@ -167,4 +177,13 @@ class MemoryModel(Reductions):
 
     def reserved(self, rows: np.ndarray, peak: np.ndarray) -> np.ndarray:
         """Bytes that the device must have for a peak allocation: fragmentation and what lies outside, [n]."""
-        return peak * (1 + self.problem.runtime.fragmentation) + sum(self.outside_allocator(rows).values())
+        runtime = self.problem.runtime
+        fragments = peak if runtime.states_fragment else peak - self._states_at_peak(rows)
+        return peak + runtime.fragmentation * fragments + sum(self.outside_allocator(rows).values())
+
+    def _states_at_peak(self, rows: np.ndarray) -> np.ndarray:
+        """Bytes of the worst rank that stay allocated through the whole step, [n]."""
+        parts = self.rank_memory(rows)
+        total = np.where(self.table.exists[self.plan[rows]], sum(parts.values()), -1.0)
+        states = total - parts["activations"] - parts["logits"]
+        return states[np.arange(len(rows)), total.argmax(axis=1)]

@@ -24,6 +24,10 @@ MAX_FILE_BYTES = 64 << 20
 MAX_ROWS = 100_000
 MAX_CELL = 20_000  # characters
 MAX_NUMBER = 1e15
+# nanotron's benchmark mode logs max_memory_allocated and max_memory_reserved over 1024**3 as "GB" (helpers.py,
+# log_throughput). Its published table does not say which it shows. That two of its rows, alike but for 16 and 32
+# replicas without ZeRO, differ by 5% is what segments do and allocations cannot.
+_LOGS_RESERVED_GIB = ("nanotron",)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +42,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     step_time_s: published seconds of one optimizer step; d_step_time_s: the same derived from published throughput.
     tflops_per_gpu, flops_convention: published TFLOP/s and how the source counts them. notes: read for what is trained
         (adapters alone) and for what the columns cannot say.
-    peak_mem_gb: GiB where mem_kind is "allocated" or peak_mem_kind says GiB, 1e9 bytes elsewhere.
+    peak_mem_gb: GiB where mem_kind is "allocated" or peak_mem_kind says GiB, and of frameworks whose logs count so;
+        1e9 bytes elsewhere.
     max_allocated_mib, max_reserved_mib: per rank, "a/b/c".
     """
 
@@ -138,8 +143,20 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         """Published peak memory of a rank."""
         if self.peak_mem_gb is None:
             return None
-        binary = self.mem_kind == "allocated" or "GiB" in (self.peak_mem_kind or "")
+        binary = self.mem_kind == "allocated" or "GiB" in (self.peak_mem_kind or "") or self._logs_reserved_gib
         return int(self.peak_mem_gb * (2**30 if binary else 1e9))
+
+    @property
+    def memory_kind(self) -> str | None:
+        """What the published peak counts: as stated, else what the framework is known to log; None without a peak."""
+        if self.peak_mem_gb is None:
+            return None
+        stated = self.mem_kind or "unknown"
+        return "reserved" if stated == "unknown" and self._logs_reserved_gib else stated
+
+    @property
+    def _logs_reserved_gib(self) -> bool:
+        return (self.framework or "").lower().startswith(_LOGS_RESERVED_GIB)
 
 
 class RunTable(msgspec.Struct, frozen=True, kw_only=True):

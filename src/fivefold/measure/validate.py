@@ -185,7 +185,7 @@ def _row(case: Case, found: Predicted) -> Row:
         error=None if measured_s is None else seconds.value / measured_s - 1,
         predicted_bytes=predicted_bytes,
         measured_bytes=measured_bytes,
-        memory_kind=None if measured_bytes is None else run.mem_kind or "unknown",
+        memory_kind=run.memory_kind,
         memory_error=None if measured_bytes is None else predicted_bytes / measured_bytes - 1,
         assumed=case.assumed,
         recompute_stated="recompute" not in case.assumed,
@@ -196,9 +196,9 @@ def _row(case: Case, found: Predicted) -> Row:
 
 def comparable_bytes(run: Run, found: Predicted) -> int:
     """The predicted number of the kind that was measured."""
-    if run.mem_kind == "reserved":
+    if run.memory_kind == "reserved":
         return found.reserved_bytes - found.outside_bytes
-    if run.mem_kind == "nvidia-smi":
+    if run.memory_kind == "nvidia-smi":
         return found.reserved_bytes
     if "(la" in (run.peak_mem_kind or "") or "last rank" in (run.peak_mem_kind or ""):
         return found.last_rank_bytes

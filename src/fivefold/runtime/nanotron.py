@@ -26,7 +26,7 @@ PROFILE = replace(
     cached_wgrad_buffers=False,
     head_wgrad_placeholder=False,
     loss_bytes_per_logit=8,
-    rotated_keys_copied=True,
+    gather_buffers=2,
     replica_bucket_bytes=2,
     micro_batch_grad_bytes=2,
     loss_moved_bytes=(38, 14),
@@ -34,7 +34,8 @@ PROFILE = replace(
     grad_buckets=0,
     tp_beside_dgrad_hidden=1.0,
     tp_beside_wgrad_hidden=1.0,
-    fragmentation=0.2,
+    fragmentation=0.28,
+    states_fragment=False,
     tp_overlap_hidden=0.5,
     ep_overlap_hidden=0.0,
     launch_host_s=0.9e-4,
@@ -49,7 +50,10 @@ PROFILE = replace(
             "nanotron models/llama.py and parallel/tensor_parallel/functional.py: fp32 logits beside the fp32 softmax, "
             "which becomes its own gradient in place"
         ),
-        "rotated_keys_copied": "nanotron models/llama.py: keys and values are concatenated anew and rotated there",
+        "gather_buffers": (
+            "nanotron parallel/tensor_parallel/functional.py: column-parallel layers gather their inputs, row-parallel "
+            "ones their outputs' gradients into one MemoryBuffer each (tp_recompute_allgather, on by default)"
+        ),
         "replica_bucket_bytes": "nanotron trainer.py: DistributedDataParallel around bf16 parameters without ZeRO",
         "micro_batch_grad_bytes": (
             "nanotron optim/gradient_accumulator.py: bf16 gradients are added to the fp32 ones after the whole backward"
@@ -64,8 +68,13 @@ PROFILE = replace(
         "tp_in_step": "as megatron: the same links and library",
         "workspace_bytes": "as megatron: the same libraries",
         "fragmentation": (
-            "fit: the largest micro-batches of the Ultra-Scale Playbook's tensor-parallel runs (ten of 3.57B), without "
-            "expandable segments and with tensors that communication streams hold on to"
+            "fit: the Ultra-Scale Playbook's largest micro-batches of 3.57B with tensor and without sequence "
+            "parallelism (3, 8, 12, 16 and 20, each within one sequence), without expandable segments and with tensors "
+            "that communication streams hold on to"
+        ),
+        "states_fragment": (
+            "nanotron optim/gradient_accumulator.py: masters and gradients are one flat buffer each, allocated before "
+            "the first step and never freed; PyTorch's allocator gives large buffers segments of their own"
         ),
         "launch_host_s": "as deepspeed: modules of plain PyTorch",
         "time_spread": "as torchtitan: plain PyTorch",

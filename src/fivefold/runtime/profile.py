@@ -71,7 +71,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     gather_copy_bytes, scatter_copy_bytes: per parameter of a fully sharded unit, moved beside compute's own kernels to
         lay out what a gather brought, and what a scatter takes.
     unfused_norms: RMS norms and rotary embeddings run as one fp32 kernel per operation.
-    rotated_keys_copied: keys and values are rotated in a copy, while the projection's output stays.
+    gather_buffers: buffers of a whole micro-batch's hidden state that sequence parallelism gathers into and that stay
+        allocated.
     replica_bucket_bytes: per parameter, of gradient buckets beside the gradients where replicas share nothing (ZeRO-0).
     micro_batch_grad_bytes: per parameter, of one micro-batch's own gradients, which stay until its backward ends.
     pipeline_keeps_whole_gradients: fully sharded with a pipeline, gradients are whole until a step's last backward.
@@ -79,7 +80,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     workspace_bytes: what libraries take inside the caching allocator (cuBLAS workspaces and the like).
     context_bytes: driver context and kernels, outside the allocator.
     nccl_bytes_per_group: buffers of one communicator, outside the allocator.
-    fragmentation: reserved over allocated, minus 1.
+    fragmentation: reserved over allocated, minus 1. states_fragment: of everything; otherwise of what comes and goes
+        within a step alone, beside states that are allocated once and lie in segments of their own.
     grad_buckets: parameters per gradient bucket (elements); the last bucket of a step cannot overlap.
     grad_bucket_growth: a bucket has no fewer parameters than this times dp.
     prefetch_blocks: blocks whose parameters are gathered ahead of use (fully_sharded).
@@ -167,7 +169,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     gather_copy_bytes: float = 0.0
     scatter_copy_bytes: float = 0.0
     unfused_norms: bool = False
-    rotated_keys_copied: bool = False
+    gather_buffers: int = 0
+    states_fragment: bool = True
     replica_bucket_bytes: int = 0
     micro_batch_grad_bytes: int = 0
     pipeline_keeps_whole_gradients: bool = False

@@ -28,8 +28,6 @@ class AttentionWriter(LinearWriter):
             self._qk_norm(ledger, mixer, q, kv)
         if mixer.rope:
             self._rotary(ledger, s.tokens * (q + kv))
-            if self.runtime.rotated_keys_copied:
-                ledger.saved.append(Saved("rotated keys and values", "mixer", self.element_bytes * s.tokens * 2 * kv))
         ledger.saved.append(Saved("query_key_value", "mixer", self.element_bytes * s.tokens * (q + 2 * kv)))
         self._core_attention(ledger, heads, mixer.head_dim, mixer.head_dim, kv_heads, mixer.window, mixer.chunk)
         if mixer.gate:
