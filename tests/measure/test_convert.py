@@ -342,6 +342,16 @@ def test_recipes_fuse_the_loss_since_2025(date, fused):
     assert "loss_moved_bytes" not in convert(_change("simumax-0002", source_date=date)).changes  # Megatron-LM's own
 
 
+@pytest.mark.parametrize(("framework", "overlap", "each"), [
+    ("Megatron-LM", "overlap-grad-reduce; cross-entropy-loss-fusion", 10),
+    ("Megatron-LM", "overlap-grad-reduce", None),
+    ("NeMo", "cross-entropy-loss-fusion", 2),  # its recipes say Transformer Engine's
+])  # fmt: skip
+def test_megatron_cores_own_fused_loss_writes_a_tensor_more(framework, overlap, each):
+    run = _change("simumax-0002", framework=framework, overlap=overlap, source_date="2026-08-22")
+    assert convert(run).changes.get("loss_bytes_per_logit") == each
+
+
 def test_flexible_dispatchers_send_a_token_once():
     sent = convert(_change("simumax-0002", overlap="moe_flex_dispatcher_backend=deepep")).changes
     assert sent["tokens_sent_once"]
