@@ -45,7 +45,6 @@ _PROFILE: tuple[tuple[str, str, float | bool], ...] = (
     ("tokens_sent_once", "switch", False),
     ("wgrad_bytes", "bytes", 8),
     ("bf16_wgrad_bytes", "bytes", 0),
-    ("hidden_dropout", "switch", False),
     ("separate_update", "switch", False),
     ("norms_kept_fp32", "switch", False),
     ("gathered_inputs_kept", "switch", False),

@@ -49,7 +49,7 @@ def block_ms(row: Timed) -> tuple[float, float]:
     """Predicted (forward, backward) milliseconds of the block."""
     model = load_model("gpt-22b")
     cluster = replace(load_cluster("a100-80g-sxm", gpus=TP), compute={"in_step": 1.0})
-    work = Workload(seq_len=2048, global_batch=4, precision="fp16", attention="unfused")
+    work = Workload(seq_len=2048, global_batch=4, precision="fp16", attention="unfused", dropout=True)
     layout = Layout(tp=TP, micro_batch=4, zero=0, sequence_parallel=row.sequence_parallel, recompute=row.recompute)
     runtime = replace(load_runtime("megatron"), tp_in_step=1.0)
     table = Kernel(Problem(model, cluster, work, runtime), Columns.from_layouts([layout], TP, work)).variants

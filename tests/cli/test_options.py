@@ -20,6 +20,7 @@ BASE = "estimate llama-3-8b --gpus 8 --tp 2 --gbs 64"
         ("--document-length 2,000", ("workload", "document_length"), 2000.0),
         ("--document-length 2000:equal", ("workload", "document_lengths"), "equal"),
         ("--cuda-graphs", ("workload", "cuda_graphs"), True),
+        ("--dropout", ("workload", "dropout"), True),
         ("--mtp-modules 2", ("model", "mtp"), 2),
         ("--tokens 1T --gpu-mtbf-hours 8000", ("workload", "gpu_mtbf_hours"), 8000.0),
         ("--tokens 1T --checkpoint-gb-per-s 20", ("workload", "checkpoint_bytes_per_s"), 20e9),

@@ -30,24 +30,41 @@ def kernel_of(name="llama-3-8b", *, runtime="megatron", gpu="h100-sxm", layout=N
 
 def test_unfused_attention_keeps_what_korthikanti_counts():
     """Korthikanti et al. 2022, equation 1: 5 a s / h more, in units of s b h bytes, than attention's inputs and output;
-    the log-sum-exp of a flash kernel is all that differs besides."""
+    the log-sum-exp of a flash kernel is all that differs besides. Without dropout softmax's output alone is kept."""
     work = {"seq_len": 2048, "global_batch": 8, "precision": "fp16"}
-    flash, unfused = (
-        kernel_of("gpt3-6.7b", gpu="a100-80g-sxm", attention=kind, **work).variants for kind in ("flash", "unfused")
-    )
     model = load_model("gpt3-6.7b")
     heads = model.kinds[0].mixer.heads
-    assert unfused.saved[0, 0] - flash.saved[0, 0] == pytest.approx(5 * heads * 2048 * 2048, rel=1e-9)
+    for dropout, each in ((True, 5), (False, 2)):
+        flash, unfused = (
+            kernel_of("gpt3-6.7b", gpu="a100-80g-sxm", attention=kind, dropout=dropout, **work).variants
+            for kind in ("flash", "unfused")
+        )
+        assert unfused.saved[0, 0] - flash.saved[0, 0] == pytest.approx(each * heads * 2048 * 2048, rel=1e-9)
+
+
+@pytest.mark.parametrize(("parallel", "ranks"), [(False, 1), (True, 2)])
+def test_dropout_keeps_masks_of_one_byte_an_element(parallel, ranks):
+    """Korthikanti et al. 2022, section 4.1: two masks of s b h bytes a block, which sequence parallelism shards, and
+    the embedding's; whole blocks that are recomputed keep none of theirs."""
+    layout = Layout(tp=2, sequence_parallel=parallel)
+    elements = 8192 * load_model("llama-3-8b").hidden / ranks
+    plain, masked = (kernel_of("llama-3-8b", layout=layout, dropout=on).variants for on in (False, True))
+    more = masked.saved - plain.saved
+    assert more[0].tolist() == [2 * elements, elements, 0, 0]  # block, embedding, head, MTP
+    assert np.all(masked.forward_s[0, 0] > plain.forward_s[0, 0])
+    again = replace(layout, recompute=Recompute(kind="full"))
+    plain, masked = (kernel_of("llama-3-8b", layout=again, dropout=on).variants for on in (False, True))
+    assert masked.kept[0, 0] == plain.kept[0, 0]
 
 
 def test_unfused_attention_is_slower_and_recomputing_it_is_cheap():
     """Korthikanti et al. 2022, table 4: without its core's scores a 22B block costs 7% more."""
     base = {"seq_len": 2048, "global_batch": 32, "precision": "fp16"}
     layout = Layout(tp=8, micro_batch=4, zero=0)
-    plain = kernel_of("gpt-22b", gpu="a100-80g-sxm", layout=layout, attention="unfused", **base)
+    plain = kernel_of("gpt-22b", gpu="a100-80g-sxm", layout=layout, attention="unfused", dropout=True, **base)
     flash = kernel_of("gpt-22b", gpu="a100-80g-sxm", layout=layout, **base)
     again = replace(layout, recompute=Recompute(kind="selective"))
-    selective = kernel_of("gpt-22b", gpu="a100-80g-sxm", layout=again, attention="unfused", **base)
+    selective = kernel_of("gpt-22b", gpu="a100-80g-sxm", layout=again, attention="unfused", dropout=True, **base)
     block = plain.variants.forward_s[0, 0] + plain.variants.backward_s[0, 0]
     assert flash.variants.forward_s[0, 0] < plain.variants.forward_s[0, 0]
     assert 0.03 < selective.variants.again_s[0, 0] / block < 0.15
@@ -62,7 +79,7 @@ def test_scores_of_odd_numbers_of_heads_pass_through_memory_in_fp32(squares, byt
     gpu = load_cluster("a100-80g-sxm").gpu
     curve, seq, width = load_curve(gpu.name), 1024, 64
     row = Attend("core", 4 * squares * seq**2 * width, seq, width, squares * seq**2)
-    ahead, back = unfused_seconds(curve, gpu, row, np.asarray(row.flops, dtype=float), "fp16")
+    ahead, back = unfused_seconds(curve, gpu, row, np.asarray(row.flops, dtype=float), "fp16", dropout=True)
     score = batched_gemm_seconds(curve, gpu, squares, seq, seq, width, "fp16")
     value = batched_gemm_seconds(curve, gpu, squares, seq, width, seq, "fp16")
     moved = squares * seq**2 / (gpu.memory_bandwidth_per_s * curve.streaming_efficiency)

@@ -27,9 +27,10 @@ def kernel(
     gpus: int = 16,
     runtime: str = "megatron",
     grad_dtype: Literal["fp32", "bf16"] = "fp32",
+    dropout: bool = False,
     **changes: Any,
 ) -> Kernel:
-    work = Workload(seq_len=TOKENS, global_batch=64, grad_dtype=grad_dtype)
+    work = Workload(seq_len=TOKENS, global_batch=64, grad_dtype=grad_dtype, dropout=dropout)
     profile = replace(load_runtime(runtime), **changes)
     return Kernel(
         Problem(model, load_cluster("h100-sxm", gpus=gpus), work, profile), Columns.from_layouts([layout], gpus, work)
@@ -164,11 +165,11 @@ def test_deepspeed_accumulates_and_reduces_gradients_of_bf16_in_its_own_optimize
 
 
 def test_dropout_before_a_residual_keeps_a_mask_and_passes_the_gradient_once_more(small):
-    plain, dropped = (kernel(small["gpt2"], Layout(), hidden_dropout=on) for on in (False, True))
+    plain, dropped = (kernel(small["gpt2"], Layout(), dropout=on) for on in (False, True))
     width = small["gpt2"].hidden
     elements = TOKENS * width
-    assert streams(plain, "mixer_residual") == (6 * elements, 6 * elements)
-    assert streams(dropped, "mixer_residual") == (7 * elements, (6 + 1 + 4) * elements)
+    assert streams(dropped, "mixer_residual") == (6 * elements, 6 * elements)
+    assert streams(dropped, "mixer_dropout mask") == (elements, (1 + 4) * elements)
     # Korthikanti et al. 2022, equation 1: a byte of mask after attention and one after the feed-forward.
     assert sum(saved(dropped).values()) - sum(saved(plain).values()) == 2 * elements
 

@@ -129,6 +129,7 @@ def plans(draw: st.DrawFn, most: int = 5, illegal: int = 0) -> list[Plan]:
         optimizer=draw(st.sampled_from(("adamw", "adamw", "sgd", "muon"))),
         grad_dtype=draw(st.sampled_from(("fp32", "bf16"))),
         attention=draw(st.sampled_from(("flash", "flash", "unfused"))),
+        dropout=draw(st.booleans()),
     )
     columns = _columns(np.random.default_rng(draw(st.integers(0, 1 << 32))), model, gpus, work)
     mask = valid_mask(columns, context(model, cluster, work))

@@ -194,6 +194,7 @@ def test_quantised_recipes(read) -> None:
     assert read("--fp8-format e4m3 --fp8-recipe mxfp8").work.precision == "mxfp8"
     assert read("--fp4-format e2m1").work.precision == "nvfp4"
     assert read("--attention-backend unfused").work.attention == "unfused"
+    assert [read(words).work.dropout for words in ("--hidden-dropout 0.1", "--hidden-dropout 0.0")] == [True, False]
     assert read("--grad-reduce-in-bf16").work.grad_dtype == "bf16"
 
 

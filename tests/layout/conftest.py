@@ -142,6 +142,7 @@ _WORK = (
     "offload",
     "document_length",
     "cuda_graphs",
+    "dropout",
     "moe_dispatcher",
     "lora",
     "base_precision",

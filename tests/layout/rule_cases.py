@@ -227,6 +227,7 @@ CASES: dict[str, Case] = {
     "overlap-ep-runtime": ({"model": "mixtral", "ep": 8, "overlap": EP, "zero": 1}, {}, {"runtime": "nanotron"}),
     "moe-dispatcher-runtime": ({"moe_dispatcher": "deepep", "model": "mixtral", "ep": 8}, {}, TITAN | {"zero": 3}),
     "moe-dispatcher-experts": ({"moe_dispatcher": "deepep", "model": "mixtral"}, {"ep": 8}, {"ep": 1}),
+    "dropout-runtime": ({"dropout": True, "model": "plain"}, {}, TITAN),
     "cuda-graphs-runtime": ({"cuda_graphs": True, "model": "plain"}, {}, TITAN),
     "cuda-graphs-dense": ({"cuda_graphs": True}, {}, {"model": "mixtral"}),
     "cuda-graphs-recompute": ({"cuda_graphs": True}, {}, {"recompute": FULL}),

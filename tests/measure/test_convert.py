@@ -352,6 +352,17 @@ def test_megatron_cores_own_fused_loss_writes_a_tensor_more(framework, overlap, 
     assert convert(run).changes.get("loss_bytes_per_logit") == each
 
 
+@pytest.mark.parametrize(("changes", "dropped"), [
+    ({"framework": "Megatron-LM CI (TE)", "gated_mlp": 0}, True),
+    ({"framework": "Megatron-LM CI (TE)", "gated_mlp": 1}, False),
+    ({"framework": "Megatron-LM", "gated_mlp": 0, "source_date": "2021-04"}, True),
+    ({"framework": "Megatron-LM", "gated_mlp": 0, "source_date": "2024-04"}, False),
+    ({"framework": "Megatron-DeepSpeed", "gated_mlp": 0, "source_date": "2024-04"}, True),
+])  # fmt: skip
+def test_gpts_of_old_and_of_megatrons_defaults_are_dropped_out(changes, dropped):
+    assert convert(_change("simumax-0002", **changes)).work.dropout is dropped
+
+
 def test_flexible_dispatchers_send_a_token_once():
     sent = convert(_change("simumax-0002", overlap="moe_flex_dispatcher_backend=deepep")).changes
     assert sent["tokens_sent_once"]
@@ -435,13 +446,11 @@ def test_gpt_neox_is_deepspeed_with_megatrons_layers(pp, reduces_beside):
 
 
 @pytest.mark.parametrize(
-    ("date", "dropout", "beside"), [("2021-04", True, None), ("2022-05", True, 1.0), ("2024-07", None, None)]
+    ("date", "separate", "beside"), [("2021-04", True, None), ("2022-05", True, 1.0), ("2024-07", None, None)]
 )
-def test_megatron_lm_before_transformer_engine_is_priced_with_dropout_and_its_own_overlap(date, dropout, beside):
+def test_megatron_lm_before_transformer_engine_is_priced_with_its_own_update_and_overlap(date, separate, beside):
     changes = convert(_change("simumax-0002", source_date=date)).changes
-    assert (changes.get("hidden_dropout"), changes.get("tp_beside_wgrad_hidden")) == (dropout, beside)
-    assert changes.get("separate_update") is dropout
-    assert "hidden_dropout" not in convert(_change("simumax-0002", framework="GPT-NeoX", source_date=date)).changes
+    assert (changes.get("separate_update"), changes.get("tp_beside_wgrad_hidden")) == (separate, beside)
 
 
 def test_recipes_interleave_where_a_row_does_not_say():

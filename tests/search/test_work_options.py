@@ -14,6 +14,7 @@ OPTIONS = {
     "adapters": {"trained": "adapters", "lora": Lora(rank=16)},
     "documents": {"document_length": 700.0},
     "graphs": {"cuda_graphs": True},
+    "dropout": {"dropout": True},
 }
 
 

@@ -128,6 +128,9 @@ class WorkFlags:
     cuda_graphs: Annotated[bool | None, Parameter(group=WORKLOAD)] = None
     "Replay blocks as CUDA graphs, so that launches cost nothing (Megatron, dense models). Default: off."
 
+    dropout: Annotated[bool | None, Parameter(group=WORKLOAD)] = None
+    "Train with dropout, which keeps a mask of one byte an element (Megatron). Default: off."
+
     document_length: Annotated[str | None, Parameter(group=WORKLOAD)] = None
     "Mean tokens of the documents packed into a sequence, each attending within itself: 2000, 2000:equal, none."
 

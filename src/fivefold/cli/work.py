@@ -64,6 +64,8 @@ def workload_of(
         chosen["moe_dispatcher"] = word("--moe-dispatcher", flags.moe_dispatcher, ("alltoall", "deepep"))
     if flags.cuda_graphs is not None:
         chosen["cuda_graphs"] = flags.cuda_graphs
+    if flags.dropout is not None:
+        chosen["dropout"] = flags.dropout
     if flags.document_length is not None:
         chosen |= documents_of("--document-length", flags.document_length)
     if flags.offload is not None:

@@ -48,12 +48,14 @@ class BlockWriter(LatentWriter, DeltaNetWriter, StateSpaceWriter, ExpertWriter):
             self._before(ledger, block, 0, block.mixer)
             self._sublayer(ledger, block.mixer)
             self._after(ledger, block, 0)
+            self._dropout(ledger, "mixer_dropout")
             self._residual(ledger, "mixer_residual")
         if block.feed is not None:
             if not (block.shared_norm and block.mixer is not None):
                 self._before(ledger, block, 1, block.feed)
             self._sublayer(ledger, block.feed)
             self._after(ledger, block, 1)
+            self._dropout(ledger, "feed_dropout")
             self._residual(ledger, "feed_residual")
         return ledger
 

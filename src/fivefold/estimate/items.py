@@ -32,6 +32,7 @@ class ItemWriter(BlockWriter):
             self._norm_weights(ledger, "embedding_norm", h, self.model.final_norm, self.model.final_norm_bias)
             self._norm_stream(ledger, "embedding_norm", "mixer", elements)
             ledger.saved.append(Saved("embedding_norm.input", "mixer", self.element_bytes * elements))
+        self._dropout(ledger, "embedding_dropout")
         out = self.element_bytes * s.tokens * h
         ledger.streams.append(Stream("embedding lookup", "mixer", 2 * out, 2 * out, 2, 2))
         if int(s.tp.max(initial=1)) > 1:

@@ -16,6 +16,7 @@ from fivefold.cluster.compute import (
 from fivefold.cluster.groups import Placement
 from fivefold.cluster.spec import Gpu
 from fivefold.estimate.ledger import Attend, Ledger
+from fivefold.layout.workload import Workload
 from fivefold.runtime import Profile
 
 
@@ -32,20 +33,22 @@ def flash_seconds(
 
 
 # (bytes per 16-bit score, kernels) forward and backward of what lies between attention's two products: Megatron-LM's
-# fused scale, mask and softmax, and PyTorch's dropout on its output, whose mask is a byte.
-_FUSED_SOFTMAX = ((9, 2), (11, 2))
+# fused scale, mask and softmax, which reads two in backward, and PyTorch's dropout of its output, whose mask is a byte.
+_FUSED_SOFTMAX = ((4, 1), (6, 1))
+_SCORE_DROPOUT = (5, 1)
 # The fused kernel runs where micro-batch x heads of a rank is a multiple of 4 (megatron/model/fused_softmax.py, read at
 # 0cb36de2d6). Elsewhere PyTorch casts to fp32 (6), scales (8), masks in place (8), takes the softmax (8) and casts back
 # (6); backward the same, with a softmax that reads two.
 _HEADS_OF_A_BLOCK = 4
-_PLAIN_SOFTMAX = ((36 + 5, 6), (40 + 5, 6))
+_PLAIN_SOFTMAX = ((36, 5), (40, 5))
 
 
-def _between_products(row: Attend, side: int) -> tuple[np.ndarray, np.ndarray]:
+def _between_products(row: Attend, side: int, dropout: bool) -> tuple[np.ndarray, np.ndarray]:
     """(bytes per score, kernels) between the products of attention without a flash kernel, [K]. side: 0 forward."""
     fused = np.round(_squares(row)) % _HEADS_OF_A_BLOCK == 0
     (fewer, few), (more, many) = _FUSED_SOFTMAX[side], _PLAIN_SOFTMAX[side]
-    return np.where(fused, fewer, more), np.where(fused, few, many)
+    moved, kernels = _SCORE_DROPOUT if dropout else (0, 0)
+    return np.where(fused, fewer, more) + moved, np.where(fused, few, many) + kernels
 
 
 def _squares(row: Attend) -> np.ndarray:
@@ -54,7 +57,7 @@ def _squares(row: Attend) -> np.ndarray:
 
 
 def unfused_seconds(
-    curve: Curve, gpu: Gpu, row: Attend, work: np.ndarray, precision: Precision
+    curve: Curve, gpu: Gpu, row: Attend, work: np.ndarray, precision: Precision, dropout: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same without one: two batched products each way over whole squares of scores, and what passes through memory
     between them: softmax, and dropout on its output."""
@@ -63,20 +66,21 @@ def unfused_seconds(
     width = work / (4 * heads * seq**2)
     score = batched_gemm_seconds(curve, gpu, heads, seq, seq, width, precision)
     value = batched_gemm_seconds(curve, gpu, heads, seq, width, seq, precision)
-    between = (_between_products(row, side) for side in (0, 1))
+    between = (_between_products(row, side, dropout) for side in (0, 1))
     ahead, back = (streaming_seconds(curve, gpu, each * heads * seq**2, kernels) for each, kernels in between)
     return score + value + ahead, score + 3 * value + back
 
 
 def launch_seconds(
-    ledger: Ledger, runtime: Profile, placements: Mapping[str, Placement], unfused: bool, side: str
+    ledger: Ledger, runtime: Profile, placements: Mapping[str, Placement], work: Workload, side: str
 ) -> np.ndarray:
     """Host seconds to launch a piece's operations of one pass one by one, [K].
 
     Products and attention launch once forward and twice backward, collectives once where they move something.
     """
     passes = {"forward": 1, "backward": 2}[side]
-    attends = len(ledger.attends) * (4 if unfused else 1)
+    unfused = work.attention == "unfused"
+    attends = len(ledger.attends) * (3 + work.dropout if unfused else 1)
     further = ledger.total([np.asarray(row.groups) - 1.0 for row in ledger.gemms if row.grouped])
     # What a key does not have moves nothing and launches nothing.
     launched = [*ledger.streams, *ledger.scans]
@@ -88,5 +92,7 @@ def launch_seconds(
     launches = passes * (products + attends) + np.array(kernels) @ (ledger.stack(moved) > 0)
     if unfused:
         at = ("forward", "backward").index(side)
-        launches = launches + sum(_between_products(row, at)[1] - _FUSED_SOFTMAX[at][1] for row in ledger.attends)
+        launches = launches + sum(
+            _between_products(row, at, False)[1] - _FUSED_SOFTMAX[at][1] for row in ledger.attends
+        )
     return runtime.launch_host_s * launches + passes * runtime.group_launch_host_s * further

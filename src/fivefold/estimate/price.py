@@ -91,7 +91,7 @@ class Pricer:
         self.precision: Precision = work.precision
         self.sixteen_bit: Precision = "fp16" if work.precision == "fp16" else "bf16"
         self.casts = Casts(self.curve, self.gpu, self.precision, runtime.scaled_by_row)
-        self.unfused = work.attention == "unfused"
+        self.work = work
         self.frozen = work.trained == "adapters"
         in_bf16 = runtime.bf16_wgrad_bytes if self.sixteen_bit == "bf16" else 0
         self.wgrad_bytes = in_bf16 or runtime.wgrad_bytes
@@ -248,8 +248,8 @@ class Pricer:
         total = np.zeros(keys), np.zeros(keys)
         for row in ledger.attends:
             work = np.broadcast_to(np.asarray(row.flops, dtype=float), (keys,))
-            if self.unfused:
-                ahead, back = unfused_seconds(self.curve, self.gpu, row, work, self.sixteen_bit)
+            if self.work.attention == "unfused":
+                ahead, back = unfused_seconds(self.curve, self.gpu, row, work, self.sixteen_bit, self.work.dropout)
             else:
                 ahead, back = flash_seconds(self.curve, self.gpu, row, work, self.sixteen_bit, self.attention_kernel)
             ahead, back = self.curve.in_step * ahead, self.curve.in_step * back
@@ -295,7 +295,7 @@ class Pricer:
         """Charges to compute what the host needs beyond the GPU to launch a piece's operations one by one."""
         if self.runtime.launch_host_s and not self.graphs:
             for side, times in (("forward", forward), ("backward", backward)):
-                host = launch_seconds(ledger, self.runtime, self.placements, self.unfused, side)
+                host = launch_seconds(ledger, self.runtime, self.placements, self.work, side)
                 times[0] += np.maximum(host - times.sum(axis=0), 0.0)
 
     # ---------------------------------------------------------------- communication

@@ -51,7 +51,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """One training step's work.
 
     seq_len: tokens per sequence. global_batch: sequences per optimizer step.
-    attention: "unfused" materialises the scores, as frameworks did before FlashAttention, with dropout on them.
+    attention: "unfused" materialises the scores, as frameworks did before FlashAttention.
+    dropout: whether what a mixer and a feed-forward give, the embedding, and scores that are materialised are dropped
+        out, as GPT-2 was trained and Megatron-LM does by default.
     trained: "adapters" freezes every weight of the model; adapters are then those of `lora`, and without it they are
     taken to cost nothing.
     base_precision: how frozen matrices of blocks are held: in the compute precision, or in 4 bits (QLoRA).
@@ -74,6 +76,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: Optimizer = "adamw"
     grad_dtype: Literal["fp32", "bf16"] = "fp32"
     attention: Literal["flash", "unfused"] = "flash"
+    dropout: bool = False
     trained: Literal["all", "adapters"] = "all"
     moe_imbalance: float = 1.0
     tokens: float | None = None

@@ -23,6 +23,7 @@ from fivefold.measure.architecture import model_of
 from fivefold.measure.frameworks import (
     Framework,
     dated,
+    drops_out,
     framework_of,
     has_sequence_parallelism,
     is_unfused,
@@ -168,6 +169,7 @@ def _workload(run: Run, line: Framework, runtime: str, cluster: Cluster, assumed
         precision=precision,
         grad_dtype="bf16" if pure and whole else "fp32",
         attention="unfused" if unfused else "flash",
+        dropout=drops_out(run, line),
         trained="adapters" if re.search(r"\blora\b", f"{run.model} {run.notes}", re.IGNORECASE) else "all",
     )
 

@@ -23,6 +23,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
         rows older than Transformer Engine. stands_in: those profiles describe another framework.
     zero: ZeRO stage where none is stated.
     unfused_until: rows dated before this year and month ran attention without a flash kernel; "9999" for all rows.
+    drops_out: whether models without a gated feed-forward, as GPT-3, are trained with dropout where nothing says so;
+        those of the years before flash kernels were.
     kernel: the flash-attention kernel where it is not the profile's, as named in the GPU's curve.
     sequence_parallel: whether tensor parallelism brings it where that is not stated.
     pipeline_fills: a pipeline cuts the local batch into as many micro-batches as stages where none is stated.
@@ -48,6 +50,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     stands_in: bool = False
     zero: int = 1
     unfused_until: str = ""
+    drops_out: bool = False
     kernel: str = ""
     sequence_parallel: bool = True
     pipeline_fills: bool = False
@@ -82,8 +85,6 @@ _FUSED_ACCUMULATION = {"wgrad_bytes": 8, "tp_beside_dgrad_hidden": 1.0, "tp_besi
 # Without --accumulate-allreduce-grads-in-fp32, which bf16 alone implies, Megatron-LM accumulates and reduces gradients
 # in the parameters' own type (arguments.py and the same file); its fused accumulation of 2022 needed fp32 ones.
 _HALF_GRADIENTS = {"grad_dtype": "bf16"}
-# --hidden-dropout is 0.1 unless asked otherwise (Megatron-LM arguments.py, from memory).
-_HIDDEN_DROPOUT = {"hidden_dropout": True}
 # Its optimizer before Transformer Engine (megatron/optimizer/optimizer.py, read at 007644155d).
 _SEPARATE_UPDATE = {"separate_update": True}
 # DeepSpeed's optimizer of bf16, which Megatron-LM lacks: before Transformer Engine one profile predicts both.
@@ -100,9 +101,9 @@ FRAMEWORKS: tuple[Framework, ...] = (
         zero=0,
         sequence_parallel=False,
         unfused_until="9999",
+        drops_out=True,
         recomputes_in_part=False,
         precision="fp16",
-        changes=_HIDDEN_DROPOUT,
         overlap="off",
         source="Megatron-DeepSpeed's GPT examples: --fp16, no --use-flash-attn, --checkpoint-activations for all "
         "blocks or none (from memory)",
@@ -140,14 +141,16 @@ FRAMEWORKS: tuple[Framework, ...] = (
         sharded="megatron-fsdp",
         zero=0,
         overlap="listed",
-        source="functional tests of Megatron-LM",
+        drops_out=True,
+        source="functional tests of Megatron-LM, which keep its default --hidden-dropout 0.1 but for models like Llama "
+        "and DeepSeek's (some of their model_config.yaml were read)",
     ),
     Framework(
         starts=("megatron",),
         runtime="megatron",
         before_te="deepspeed",
         sharded="megatron-fsdp",
-        before=_NO_BF16_OPTIMIZER | _HIDDEN_DROPOUT | _SEPARATE_UPDATE,
+        before=_NO_BF16_OPTIMIZER | _SEPARATE_UPDATE,
         overlap="listed",
         overlaps_since=_GRADIENTS_OVERLAP,
         unfused_until=_FLASH_USUAL,
@@ -281,6 +284,12 @@ def is_unfused(run: Run, line: Framework) -> tuple[bool, bool]:
     if "flash" in words or "fused" in words:
         return False, True
     return bool(line.unfused_until) and dated(run) < line.unfused_until, False
+
+
+def drops_out(run: Run, line: Framework) -> bool:
+    """Whether hidden states and scores are taken to be dropped out, which no row says."""
+    before_flash = dated(run) < line.unfused_until
+    return (before_flash or line.drops_out) and not run.gated_mlp
 
 
 def dated(run: Run) -> str:

@@ -102,8 +102,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         is 16 bit wide). bf16_wgrad_bytes: the same in training in bf16, by another optimizer; 0: no different.
     separate_update: gradients are divided by the replicas, copied to fp32, unscaled and normed by kernels of their own
         before the update, and the master weights copied after it.
-    hidden_dropout: what a sublayer gives passes dropout, in one kernel with its addition to the residual stream, and a
-        byte of mask an element is kept.
     bf16_all_reduces: in bf16 that optimizer all-reduces gradients under ZeRO-1 instead of scattering them.
     quantised_weight_bytes: resident bytes of one parameter under 8-bit and narrower recipes: 4 is a 16-bit weight and
         two quantised copies, as it lies and transposed; 2 where the weight itself is kept quantised.
@@ -177,7 +175,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     wgrad_bytes: float = 8
     bf16_wgrad_bytes: float = 0
     bf16_all_reduces: bool = False
-    hidden_dropout: bool = False
     separate_update: bool = False
     quantised_weight_bytes: float = 4
     loss_moved_bytes: tuple[float, float] = (18, 14)

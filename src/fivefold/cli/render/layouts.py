@@ -92,6 +92,8 @@ def work_words(work: Workload, trained: int | None) -> Text:
         line.append(f", {work.moe_dispatcher}")
     if work.cuda_graphs:
         line.append(", CUDA graphs")
+    if work.dropout:
+        line.append(", dropout")
     if work.document_length is not None:
         line.append(f", documents of {work.document_length:,.0f} tokens ({work.document_lengths} lengths)")
     if work.lora is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fivefold.estimate.ledger import Attend, Exchange, Ledger, Saved, Stream, Weight, Working
-from fivefold.estimate.sublayers.linears import SINGLE, LinearWriter
+from fivefold.estimate.sublayers.linears import MASK, SINGLE, LinearWriter
 from fivefold.model.flops import keys_per_query
 from fivefold.model.spec import Attention
 
@@ -97,8 +97,10 @@ class AttentionWriter(LinearWriter):
             )
         )
         if unfused:
-            # Korthikanti et al. 2022, section 4: softmax's output, dropout's mask and its output.
-            ledger.saved.append(Saved("attention scores", "core_attn", 5 * scores))
+            # Korthikanti et al. 2022, section 4: softmax's output, dropout's mask and its output; without dropout the
+            # product with the values keeps softmax's output itself.
+            kept = self.element_bytes + (self.element_bytes + MASK if self.work.dropout else 0)
+            ledger.saved.append(Saved("attention scores", "core_attn", kept * scores))
         ledger.saved.append(Saved("attention_output", "mixer", self.element_bytes * s.tokens * heads * v_dim))
         ledger.saved.append(Saved("log_sum_exp", "core_attn", SINGLE * s.tokens * heads))
         self._context_exchanges(ledger, self.element_bytes * s.tokens * heads, qk_dim, v_dim, kv_heads / heads)

@@ -17,6 +17,7 @@ from fivefold.model.spec import Block, ModelSpec, Norm
 from fivefold.runtime import Profile
 
 SINGLE = 4  # bytes of an fp32 element
+MASK = 1  # bytes of an element of a dropout mask (PyTorch native_dropout: a boolean tensor)
 # (bytes per element, kernels) forward and backward of what PyTorch runs operation by operation in fp32. An RMS norm:
 # cast (6), square (8), mean (4), times the inverse root (8), cast (6), times the weight (4); backward the casts, two
 # products each way and two sums. A rotary embedding: cast, complex product, cast (PyTorch's rms_norm before 2.9,
@@ -90,11 +91,17 @@ class LinearWriter:
 
     def _residual(self, ledger: Ledger, name: str) -> None:
         moved = self.element_bytes * self.shard.norm_tokens * self.hidden
-        mask = self.shard.norm_tokens * self.hidden * self.runtime.hidden_dropout
-        if self.runtime.hidden_dropout:
-            ledger.saved.append(Saved(f"{name} dropout mask", "mixer", mask))
-        # Dropout writes the mask, and reads it in backward beside the gradient, which it writes once more.
-        ledger.streams.append(Stream(name, "mixer", 3 * moved + mask, 3 * moved + mask + 2 * self.element_bytes * mask))
+        ledger.streams.append(Stream(name, "mixer", 3 * moved, 3 * moved))
+
+    def _dropout(self, ledger: Ledger, name: str) -> None:
+        """Dropout of a hidden state, in the kernel that adds bias and residual: it writes a mask, which is kept, and in
+        backward reads it beside the gradient, which it writes once more."""
+        if not self.work.dropout:
+            return
+        elements = self.shard.norm_tokens * self.hidden
+        mask = MASK * elements
+        ledger.saved.append(Saved(f"{name} mask", "mixer", mask))
+        ledger.streams.append(Stream(f"{name} mask", "mixer", mask, mask + 2 * self.element_bytes * elements, 0, 0))
 
     # ---------------------------------------------------------------- linear layers and their collectives
 

@@ -83,6 +83,3 @@ def left_out(given: Given, launch: Launch) -> Iterable[str]:
         for place, shown, why in launch.files.not_read:
             if not re.search(r"conda|bashrc|profile|activate|modules|lmod", shown):
                 yield f"{place}: {shown} is not read: {why}."
-    dropout = given.number("--hidden-dropout")
-    if (0.1 if dropout is None and not launch.overrides else dropout or 0.0) > 0:
-        yield "Hidden dropout keeps a mask of one byte per element, which is left out (Megatron-LM's default is 0.1)."

@@ -77,7 +77,7 @@ NEUTRAL: dict[str, str] = {
     --inprocess-progress-watchdog-interval --inprocess-heartbeat-interval --inprocess-soft-timeout
     --inprocess-hard-timeout --inprocess-heartbeat-timeout --inprocess-barrier-timeout
     --inprocess-completion-timeout --inprocess-last-call-wait --inprocess-termination-grace-time
-    --attention-dropout --hidden-dropout
+    --attention-dropout
     """,
     "text": """
     --no-rope-freq --softmax-type --inprocess-granularity --one-logger-project --one-logger-run-name

@@ -111,6 +111,7 @@ PRICED: tuple[Option, ...] = (
     _p("fp8-recipe", "text", "work.fp8_recipe", "delayed", "tensorwise delayed mxfp8 blockwise custom"),
     _p("fp4-format", "text", "work.fp4", None, "e2m1"),
     _p("attention-backend", "text", "work.attention", "auto", "flash fused unfused local auto"),
+    _p("hidden-dropout", "float", "work.dropout", 0.1),
     _p("grad-reduce-in-bf16", "flag", "work.bf16_gradients"),
     _p("accumulate-allreduce-grads-in-fp32", "flag", "work.fp32_gradients"),
     _p("micro-batch-size", "int", "layout.micro_batch"),

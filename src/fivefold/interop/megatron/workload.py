@@ -46,12 +46,19 @@ def read_workload(given: Given, micro_batch: int, dp: int, style: str) -> WorkPa
         optimizer=_OPTIMIZERS.get(optimizer, "adamw"),
         grad_dtype=_gradients(given, parts, precision),
         attention="unfused" if given.word("--attention-backend") == "unfused" else "flash",
+        dropout=_dropout(given, style),
         tokens=_tokens(given, seq, batch),
         offload=_offload(given, parts),
         moe_dispatcher="deepep" if given.flag("--moe-enable-deepep") and _expert_parallel(given) else "alltoall",
         cuda_graphs=given.flag("--enable-cuda-graph") and given.integer("--num-experts") is None,
     )
     return parts
+
+
+def _dropout(given: Given, style: str) -> bool:
+    """Megatron-LM's default is 0.1, that of the recipes of Megatron-Bridge and NeMo 0."""
+    hidden = given.number("--hidden-dropout")
+    return style != "bridge" if hidden is None else hidden > 0
 
 
 def _expert_parallel(given: Given) -> bool:

@@ -80,6 +80,8 @@ def megatron_job(
     shape, unknown = model_options(model, work.seq_len)
     if work.moe_dispatcher == "deepep":
         shape["--moe-token-dispatcher-type"] = "flex"
+    if work.dropout:
+        shape |= {"--attention-dropout": "0.1", "--hidden-dropout": "0.1"}
     if data.mock:
         # The tokenizer of mock data adds an end-of-document token of its own.
         shape["--vocab-size"] = str(model.vocab - 1)

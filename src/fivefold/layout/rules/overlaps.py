@@ -10,6 +10,7 @@ from fivefold.layout.rules.rule import Rule
 _SWITCHES = ("fivefold", "torchtitan", "fsdp")
 _GRAPHS = ("megatron",)
 _DEEPEP = ("megatron", "megatron-fsdp")
+_DROPOUT = ("megatron", "megatron-fsdp", "deepspeed")
 
 OVERLAPS: tuple[Rule, ...] = (
     Rule(
@@ -45,6 +46,16 @@ OVERLAPS: tuple[Rule, ...] = (
         holds=lambda c, x: True if x.work.moe_dispatcher == "alltoall" else (c.ep > 1) if x.is_moe else False,
         message="--moe-dispatcher {moe_dispatcher} is for experts on several ranks (--ep above 1), which this is not.",
         source="definition",
+    ),
+    Rule(
+        id="dropout-runtime",
+        option="--dropout",
+        field=None,
+        values=lambda c, x: [False],
+        holds=lambda c, x: not x.work.dropout or x.profile.name in _DROPOUT,
+        message="{runtime} as modelled trains without dropout.",
+        source="Megatron-LM --hidden-dropout and --attention-dropout; what the others pretrain has none (from memory), "
+        "and fivefold plans without the masks of its trainer's dropout",
     ),
     Rule(
         id="cuda-graphs-runtime",
