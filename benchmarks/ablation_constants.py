@@ -47,6 +47,7 @@ _PROFILE: tuple[tuple[str, str, float | bool], ...] = (
     ("bf16_wgrad_bytes", "bytes", 0),
     ("separate_update", "switch", False),
     ("norms_kept_fp32", "switch", False),
+    ("scores_kept_fp32", "switch", False),
     ("gathered_inputs_kept", "switch", False),
     ("gather_buffers", "buffers", 0),
     ("sharded_weight_bytes", "bytes", 0),

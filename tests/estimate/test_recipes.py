@@ -34,9 +34,11 @@ def test_unfused_attention_keeps_what_korthikanti_counts():
     work = {"seq_len": 2048, "global_batch": 8, "precision": "fp16"}
     model = load_model("gpt3-6.7b")
     heads = model.kinds[0].mixer.heads
-    for dropout, each in ((True, 5), (False, 2)):
+    for dropout, changes, each in ((True, {}, 5), (False, {}, 2), (False, {"scores_kept_fp32": True}, 6)):
         flash, unfused = (
-            kernel_of("gpt3-6.7b", gpu="a100-80g-sxm", attention=kind, dropout=dropout, **work).variants
+            kernel_of(
+                "gpt3-6.7b", gpu="a100-80g-sxm", changes=changes, attention=kind, dropout=dropout, **work
+            ).variants
             for kind in ("flash", "unfused")
         )
         assert unfused.saved[0, 0] - flash.saved[0, 0] == pytest.approx(each * heads * 2048 * 2048, rel=1e-9)

@@ -19,12 +19,14 @@ PROFILE = replace(
     unfused_norms=True,
     norms_kept_fp32=True,
     quantised_gathers=False,
+    scores_kept_fp32=True,
     sources={
         **TORCHTITAN.sources,
         "fused_glu": "eager modules of Llama's kind: silu, product and projection save four tensors of the "
         "intermediate size",
         "unfused_norms": "transformers' LlamaRMSNorm and apply_rotary_pos_emb, as its modules run without a compiler",
         "norms_kept_fp32": "transformers LlamaRMSNorm: cast to fp32, square, mean, product, cast back (from memory)",
+        "scores_kept_fp32": "transformers' eager_attention_forward: softmax in fp32, then cast (from memory)",
         "tp_overlap_hidden": "as torchtitan: PyTorch's asynchronous TP",
         "step_overhead_s": "as torchtitan",
     },

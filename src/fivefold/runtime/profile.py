@@ -49,6 +49,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         input.
     attention_state_bytes: what flash attention saves once per call beside its log-sum-exp.
     norms_kept_fp32: an RMSNorm keeps its input in fp32 and the normalised value, instead of its input alone.
+    scores_kept_fp32: attention without a flash kernel keeps softmax's output in fp32 beside its 16-bit copy.
     sharded_weight_bytes: resident bytes of one parameter's 16-bit shard beside the fp32 one (fully_sharded, ZeRO-3).
     fused_glu: the gate's activation and product are one kernel that saves only its two inputs.
     cached_wgrad_buffers: the runtime keeps one low-precision placeholder per distinct weight shape as the
@@ -154,6 +155,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     selective_by_operation: bool = False
     other_zero_stages: str = ""
     norms_kept_fp32: bool = False
+    scores_kept_fp32: bool = False
     sharded_weight_bytes: int = 0
     grad_bucket_growth: int = 1_000_000
     sharded_loss_bytes_per_logit: int = 0

@@ -97,13 +97,16 @@ class AttentionWriter(LinearWriter):
             )
         )
         if unfused:
-            # Korthikanti et al. 2022, section 4: softmax's output, dropout's mask and its output; without dropout the
-            # product with the values keeps softmax's output itself.
-            kept = self.element_bytes + (self.element_bytes + MASK if self.work.dropout else 0)
-            ledger.saved.append(Saved("attention scores", "core_attn", kept * scores))
+            ledger.saved.append(Saved("attention scores", "core_attn", self._score_bytes() * scores))
         ledger.saved.append(Saved("attention_output", "mixer", self.element_bytes * s.tokens * heads * v_dim))
         ledger.saved.append(Saved("log_sum_exp", "core_attn", SINGLE * s.tokens * heads))
         self._context_exchanges(ledger, self.element_bytes * s.tokens * heads, qk_dim, v_dim, kv_heads / heads)
+
+    def _score_bytes(self) -> int:
+        """Bytes that are kept of a score: softmax's output, which the product with the values keeps too, and dropout's
+        output and mask (Korthikanti et al. 2022, section 4)."""
+        softmax = self.element_bytes + (SINGLE if self.runtime.scores_kept_fp32 else 0)
+        return softmax + (self.element_bytes + MASK if self.work.dropout else 0)
 
     def _pairs(self, window: int | None) -> float:
         """Keys per query that a flash kernel works through on average."""
