@@ -363,6 +363,15 @@ def test_gpts_of_old_and_of_megatrons_defaults_are_dropped_out(changes, dropped)
     assert convert(_change("simumax-0002", **changes)).work.dropout is dropped
 
 
+def test_functional_tests_list_whether_embeddings_are_tied_and_their_modules_of_mtp():
+    listed = "overlap-grad-reduce; untie-embeddings-and-output-weights"
+    for overlap, notes, tied, modules in (("overlap-grad-reduce", "mtp=", True, 0), (listed, "moe; mtp=1;", False, 1)):
+        given = {"vocab": None, "tied_embeddings": None, "gated_mlp": 1, "overlap": overlap, "notes": notes}
+        model = convert(_change("simumax-0002", framework="Megatron-LM CI (TE)", **given)).model
+        assert (model.tied_embeddings, model.mtp, model.vocab) == (tied, modules, 50_257)
+    assert convert(_change("simumax-0002", vocab=None)).model.vocab == 32_000
+
+
 def test_flexible_dispatchers_send_a_token_once():
     sent = convert(_change("simumax-0002", overlap="moe_flex_dispatcher_backend=deepep")).changes
     assert sent["tokens_sent_once"]

@@ -9,6 +9,7 @@ from functools import lru_cache
 import msgspec
 
 from fivefold.layout.mixers import softmax_attention
+from fivefold.measure.frameworks import framework_of
 from fivefold.measure.runs import Run
 from fivefold.model import load_model, models
 from fivefold.model.spec import (
@@ -74,7 +75,11 @@ def _built(run: Run, assumed: set[str]) -> ModelSpec:
     for field in ("kv_heads", "tied_embeddings", "vocab", "heads", "gated_mlp"):
         if getattr(run, field) is None:
             assumed.add(field)
+    line = framework_of(run)
     tied = bool(run.tied_embeddings) if run.tied_embeddings is not None else like_gpt
+    if line.lists_ties:
+        tied = "untie-embeddings" not in (run.overlap or "")
+    modules = re.search(r"\bmtp=(\d+)", run.notes or "")
     block = Block(
         mixer=_mixer(run, hidden, like_gpt, assumed),
         feed=_feed(run, hidden, like_gpt),
@@ -85,13 +90,14 @@ def _built(run: Run, assumed: set[str]) -> ModelSpec:
         name=run.model or run.id,
         family="gpt2" if like_gpt else "llama",
         hidden=hidden,
-        vocab=int(run.vocab or _USUAL_VOCAB[not like_gpt]),
+        vocab=int(run.vocab or line.vocab or _USUAL_VOCAB[not like_gpt]),
         max_position=seq,
         runs=(BlockRun(int(run.layers or 1), block),),
         tied_embeddings=tied,
         learned_positions=seq if like_gpt else 0,
         final_norm="layernorm" if like_gpt else "rmsnorm",
         final_norm_bias=like_gpt,
+        mtp=int(modules[1]) if modules else 0,
     )
 
 

@@ -26,6 +26,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     drops_out: whether models without a gated feed-forward, as GPT-3, are trained with dropout where nothing says so;
         those of the years before flash kernels were.
     kernel: the flash-attention kernel where it is not the profile's, as named in the GPU's curve.
+    vocab: where it is not stated and does not follow from the model's shape.
+    lists_ties: rows that untie embedding and head list the option, and others have them tied.
     sequence_parallel: whether tensor parallelism brings it where that is not stated.
     pipeline_fills: a pipeline cuts the local batch into as many micro-batches as stages where none is stated.
     recomputes_in_part: whether some of a rank's blocks are recomputed without others where a row does not say which.
@@ -52,6 +54,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     unfused_until: str = ""
     drops_out: bool = False
     kernel: str = ""
+    vocab: int | None = None
+    lists_ties: bool = False
     sequence_parallel: bool = True
     pipeline_fills: bool = False
     recomputes_in_part: bool = True
@@ -142,8 +146,10 @@ FRAMEWORKS: tuple[Framework, ...] = (
         zero=0,
         overlap="listed",
         drops_out=True,
+        vocab=50_257,
+        lists_ties=True,
         source="functional tests of Megatron-LM, which keep its default --hidden-dropout 0.1 but for models like Llama "
-        "and DeepSeek's (some of their model_config.yaml were read)",
+        "and DeepSeek's and share GPT-2's byte pairs (some of their model_config.yaml were read)",
     ),
     Framework(
         starts=("megatron",),
