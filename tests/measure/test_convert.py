@@ -372,6 +372,11 @@ def test_functional_tests_list_whether_embeddings_are_tied_and_their_modules_of_
     assert convert(_change("simumax-0002", vocab=None)).model.vocab == 32_000
 
 
+def test_colossal_ai_reduces_gradients_in_the_parameters_dtype():
+    case = convert(_change("simumax-0002", framework="Colossal-AI"))
+    assert (case.work.grad_dtype, "grad_dtype" in case.assumed, "runtime" in case.assumed) == ("bf16", True, True)
+
+
 def test_flexible_dispatchers_send_a_token_once():
     sent = convert(_change("simumax-0002", overlap="moe_flex_dispatcher_backend=deepep")).changes
     assert sent["tokens_sent_once"]

@@ -54,6 +54,7 @@ def test_memory_is_binary_only_where_it_says_so():
     assert Run(id="a-1", peak_mem_gb=2.0, mem_kind="reserved", peak_mem_kind="Memory(GiB)").measured_bytes == 2 << 30
     assert Run(id="a-1").measured_bytes is None
     assert Run(id="a-1").memory_kind is None
+    assert Run(id="a-1", peak_mem_gb=2.0, peak_mem_kind="Peak Mem MiB/1024").measured_bytes == 2 << 30
     # nanotron's log counts in GiB, of what was reserved.
     nanotron = Run(id="a-1", peak_mem_gb=2.0, mem_kind="unknown", framework="nanotron v0.5")
     assert (nanotron.measured_bytes, nanotron.memory_kind) == (2 << 30, "reserved")

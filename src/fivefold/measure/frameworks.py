@@ -205,7 +205,14 @@ FRAMEWORKS: tuple[Framework, ...] = (
         "holds for all (scan_layers in dgxc-benchmarking's maxtext/configure.sh, 0b71cfda51; USE_REPEATED_LAYER in "
         "paxml's GPU configs.py, 04516ac858), and XLA drops what backward does not need",
     ),
-    Framework(starts=("colossal",), runtime="megatron", stands_in=True, zero=0),
+    Framework(
+        starts=("colossal",),
+        runtime="megatron",
+        stands_in=True,
+        zero=0,
+        grad_dtype="bf16",
+        source="Colossal-AI zero/low_level: gradients stay in the parameters' dtype beside fp32 masters (from memory)",
+    ),
     Framework(starts=("libai", "oneflow"), runtime="megatron", stands_in=True, zero=0, unfused_until=_FLASH_USUAL),
     Framework(
         starts=("gpt-neox", "neox"),

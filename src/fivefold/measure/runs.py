@@ -143,7 +143,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         """Published peak memory of a rank."""
         if self.peak_mem_gb is None:
             return None
-        binary = self.mem_kind == "allocated" or "GiB" in (self.peak_mem_kind or "") or self._logs_reserved_gib
+        kind = self.peak_mem_kind or ""
+        binary = self.mem_kind == "allocated" or "GiB" in kind or "MiB/1024" in kind or self._logs_reserved_gib
         return int(self.peak_mem_gb * (2**30 if binary else 1e9))
 
     @property
