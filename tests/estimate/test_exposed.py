@@ -68,6 +68,26 @@ def test_with_overlap_the_last_bucket_or_the_excess_remains(price, kernel_of, se
     assert est.step.breakdown_s["dp"] == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize("overlap", [Overlap(param=False), Overlap()])
+def test_the_embedding_is_reduced_last_and_gathered_first(price, kernel_of, small, overlap):
+    """A tensor is in one bucket: all of an embedding larger than that waits for the end of backward, and forward for
+    all of it. Many tokens, so that the rest is hidden."""
+    model, gpus, layout = replace(small["llama"], vocab=131_072), 64, Layout(overlap=overlap)
+    ends = 131_072 * 1024
+    whole = LLAMA + 2 * (ends - 4096 * 1024)
+    est = price(model, layout, gpus=gpus, seq_len=4096)
+    kernel = kernel_of(model, [layout], gpus=gpus, seq_len=4096)
+    buckets = math.ceil(whole / 64_000_000)
+    reduce_s, gather_s = (
+        buckets * one_collective(op, size * whole / buckets, gpus, 1, gpus)
+        for op, size in (("reduce_scatter", 4), ("all_gather", 2))
+    )
+    assert kernel.embedding_share(ONE, np.array([[whole]]))[0, 0] == pytest.approx(ends / whole)
+    at_once = one_collective("all_gather", 2 * whole, gpus, 1, gpus)
+    late = at_once if overlap.param is False else gather_s * ends / whole
+    assert est.step.breakdown_s["dp"] == pytest.approx(reduce_s * ends / whole + late, rel=1e-9)
+
+
 def test_later_ranks_have_more_time_to_hide(price, kernel_of, small):
     """The last rank reduces while the first still computes its last backward, and gathers before its first forward.
 

@@ -87,7 +87,8 @@ class Kernel(HostModel):
         """Seconds of gradient reduction and parameter gather that neither backward nor forward hides, worst rank, [n].
 
         A rank further down the pipeline ends its last backward earlier and starts its first forward later, by the
-        chunk 0 work of the ranks before it; the last bucket of gradients and the first of parameters cannot overlap.
+        chunk 0 work of the ranks before it. The last bucket of gradients and the first of parameters cannot overlap;
+        on the first rank that bucket holds the whole embedding, whose gradient backward makes last.
         """
         if self.problem.fully_sharded:
             return self._ends_of_step(rows)
@@ -103,6 +104,7 @@ class Kernel(HostModel):
         # Beside compute one bucket goes after the other, each with the latency of a collective of its own.
         whole = np.ceil(buckets)
         bucket_reduce_s, bucket_gather_s = self.reduction_seconds(rows, dense / whole, expert / whole)
+        alone = np.maximum(1 / buckets, self.embedding_share(rows, dense + expert))
         exposed = np.zeros_like(dense)
         by_unit = self.problem.by_unit & (c.zero[rows] == 3)
         for at_once, bucket_s, overlapped, passing, late in (
@@ -110,7 +112,7 @@ class Kernel(HostModel):
             (gather_s, bucket_gather_s, c.overlap_param[rows], forward, late_forward),
         ):
             seconds = whole * bucket_s
-            tail = np.maximum(seconds / buckets - late, 0)
+            tail = np.maximum(seconds * alone - late, 0)
             hidden = np.maximum(seconds - passing - late, tail)
             exposed = exposed + np.where(overlapped[:, None], hidden, at_once)
         worst = (exposed * table.exists[plan]).max(axis=1)
@@ -120,6 +122,15 @@ class Kernel(HostModel):
         """Parameters per gradient bucket, [n]: the larger of a constant and so many per replica."""
         runtime = self.problem.runtime
         return np.maximum(runtime.grad_buckets, runtime.grad_bucket_growth * self.columns.dp[rows])
+
+    def embedding_share(self, rows: np.ndarray, held: np.ndarray) -> np.ndarray:
+        """Share of the `held` parameters of each rank, [n, C], that its input embedding makes up.
+
+        Buckets are filled against the order of the parameters and no tensor is cut (PyTorch's reducer.cpp,
+        compute_bucket_assignment_by_size; Megatron-Core's param_and_grad_buffer.py).
+        """
+        count = self.table.count[..., self.blocks][self.plan[rows]]
+        return count * self.variants.dense[self.variant[rows], self.blocks][:, None] / np.maximum(held, 1)
 
     def _ends_of_step(self, rows: np.ndarray) -> np.ndarray:
         """Fully sharded: the first gather of a step and its last scatter have nothing to hide behind, [n]."""
