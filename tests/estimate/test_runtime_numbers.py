@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from fivefold.cluster import collective_seconds, load_cluster, load_curve_of
+from fivefold.cluster.compute import streaming_seconds
 from fivefold.cluster.groups import place
 from fivefold.estimate import Kernel, Problem
 from fivefold.layout import Columns, Layout, Overlap, Workload
@@ -103,6 +104,15 @@ def test_replicas_without_zero_hold_buckets(small):
         k = kernel(small["llama"], Layout(zero=zero), gpus=dp, runtime="nanotron")
         dense, _ = k.rank_parameters(ONE)
         assert k.rank_memory(ONE)["buffers"] == pytest.approx(bucket * dense)
+
+
+def test_clipping_whole_gradients_moves_them_three_times(small):
+    """The norm reads its shard (4 bytes a parameter of 16 ranks'), or all (4) and the clipping reads and writes (8)."""
+    shard, whole = (kernel(small["llama"], Layout(), whole_clip_bytes=each) for each in (0, 12))
+    curve, gpu = load_curve_of(whole.problem.cluster), whole.problem.cluster.gpu
+    moved = (12 - 4 / 16) * float(whole.rank_parameters(ONE)[0][0, 0])
+    extra = float(whole.optimizer_seconds(ONE)[0] - shard.optimizer_seconds(ONE)[0])
+    assert extra == pytest.approx(float(streaming_seconds(curve, gpu, moved) - streaming_seconds(curve, gpu, 0.0)))
 
 
 def test_a_micro_batchs_gradients_wait_for_the_end_of_its_backward(small):

@@ -168,8 +168,9 @@ class Kernel(HostModel):
         sharded = dense / over_dense + expert / over_expert
         states = self.state_bytes(rows, dense + expert)
         # The norm reads gradients; the update reads them, reads and writes master and states, writes the weight.
-        grad = self.trained_grad_bytes
-        moved = sharded * (2 * grad + 2 * (MASTER_BYTES + states) + self.problem.work.compute_bytes)
+        grad, clipped = self.trained_grad_bytes, self.problem.runtime.whole_clip_bytes
+        norm = clipped * (dense + expert) if clipped else grad * sharded
+        moved = norm + sharded * (grad + 2 * (MASTER_BYTES + states) + self.problem.work.compute_bytes)
         moved = moved + sharded * self.separate_update_bytes()
         cleared = grad * (sharded if self.problem.fully_sharded else dense + expert)
         seconds = streaming_seconds(self.pricer.curve, self.problem.cluster.gpu, (moved + cleared).max(axis=1), 4)

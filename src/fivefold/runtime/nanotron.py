@@ -29,6 +29,7 @@ PROFILE = replace(
     gather_buffers=2,
     replica_bucket_bytes=2,
     micro_batch_grad_bytes=2,
+    whole_clip_bytes=12,
     loss_moved_bytes=(38, 14),
     wgrad_bytes=12,
     grad_buckets=0,
@@ -58,7 +59,14 @@ PROFILE = replace(
         "micro_batch_grad_bytes": (
             "nanotron optim/gradient_accumulator.py: bf16 gradients are added to the fp32 ones after the whole backward"
         ),
-        "loss_moved_bytes": "from memory: sharded fp32 cross-entropy, one PyTorch kernel an operation, as deepspeed",
+        "whole_clip_bytes": (
+            "nanotron optim/clip_grads.py: with an accumulator the norm reads (4) and the clipping scales (8) all fp32 "
+            "gradients, sharded states or not"
+        ),
+        "loss_moved_bytes": (
+            "nanotron parallel/tensor_parallel/functional.py, one fp32 PyTorch kernel an operation: cast, maximum, "
+            "subtraction, exponential, sum, division; scaling and cast backward"
+        ),
         "wgrad_bytes": "FP32GradientAccumulator adds each bf16 gradient to an fp32 buffer after backward made it",
         "tp_overlap_hidden": "from memory: tp_linear_async_communication gathers beside a part of the product",
         "tp_beside_dgrad_hidden": (
