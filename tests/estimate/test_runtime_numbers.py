@@ -106,6 +106,22 @@ def test_replicas_without_zero_hold_buckets(small):
         assert k.rank_memory(ONE)["buffers"] == pytest.approx(bucket * dense)
 
 
+def test_sharded_states_may_still_get_the_whole_sum_after_backward(small):
+    """One all-reduce and then one gather, nothing beside them; without ZeRO no difference."""
+    for zero in (0, 1):
+        usual, at_once = (
+            kernel(small["llama"], Layout(zero=zero), sharded_reduced_at_once=each) for each in (False, True)
+        )
+        dense, _ = at_once.rank_parameters(ONE)
+        group = at_once.groups(ONE).dense
+        whole_sum, gather = (
+            float(collective_seconds(at_once.problem.cluster, op, size * dense[0], group)[0])
+            for op, size in (("all_reduce", 4), ("all_gather", 2))
+        )
+        alone = float(usual.exposed_reduction_seconds(ONE)[0]) if zero == 0 else whole_sum + gather
+        assert at_once.exposed_reduction_seconds(ONE)[0] == pytest.approx(alone)
+
+
 def test_clipping_whole_gradients_moves_them_three_times(small):
     """The norm reads its shard (4 bytes a parameter of 16 ranks'), or all (4) and the clipping reads and writes (8)."""
     shard, whole = (kernel(small["llama"], Layout(), whole_clip_bytes=each) for each in (0, 12))

@@ -54,6 +54,14 @@ def test_gradients_reduce_over_dp_and_cp(price, cp):
     assert sharded["dp", "all_gather"] == (1, (n - 1) * 2 * LLAMA // n)
 
 
+def test_nanotron_all_reduces_gradients_of_sharded_states(price):
+    """Its trainer asks for no scatter, then gathers the bf16 weights."""
+    moved = rows(price("llama", Layout(zero=1), gpus=8, runtime="nanotron"))
+    assert ("dp", "reduce_scatter") not in moved
+    assert moved["dp", "all_reduce"] == (1, 2 * 7 * 4 * LLAMA // 8)
+    assert moved["dp", "all_gather"] == (1, 7 * 2 * LLAMA // 8)
+
+
 def test_fully_sharded_gathers_in_both_passes_of_every_micro_batch(price):
     n, m = 8, 4
     two, three = (

@@ -305,7 +305,8 @@ class Detail:
         gathers = times * (2 if zero == 3 else 1) if zero else 0
         over_dense, over_expert = (float(shards[0, 0]) for shards in kernel.shards(_ONE))
         groups = kernel.groups(_ONE)
-        reduce = "reduce_scatter" if zero and not frozen else "all_reduce"
+        whole_sum = frozen or not zero or self.problem.runtime.sharded_reduced_at_once
+        reduce = "all_reduce" if whole_sum else "reduce_scatter"
         grad = kernel.trained_grad_bytes
         rows = [
             ("dp", reduce, groups.dense, grad * dense, times),

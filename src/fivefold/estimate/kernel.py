@@ -107,6 +107,7 @@ class Kernel(HostModel):
         alone = np.maximum(1 / buckets, self.embedding_share(rows, dense + expert))
         exposed = np.zeros_like(dense)
         by_unit = self.problem.by_unit & (c.zero[rows] == 3)
+        beside = (c.zero[rows] == 0) | (not self.problem.runtime.sharded_reduced_at_once)
         for at_once, bucket_s, overlapped, passing, late in (
             (reduce_s, bucket_reduce_s, c.overlap_grad[rows], backward, late_backward),
             (gather_s, bucket_gather_s, c.overlap_param[rows], forward, late_forward),
@@ -114,7 +115,7 @@ class Kernel(HostModel):
             seconds = whole * bucket_s
             tail = np.maximum(seconds * alone - late, 0)
             hidden = np.maximum(seconds - passing - late, tail)
-            exposed = exposed + np.where(overlapped[:, None], hidden, at_once)
+            exposed = exposed + np.where((overlapped & beside)[:, None], hidden, at_once)
         worst = (exposed * table.exists[plan]).max(axis=1)
         return np.where(by_unit, self._ends_of_step(rows), worst) if by_unit.any() else worst
 

@@ -84,15 +84,16 @@ class Reductions(Tables):
         """Seconds to reduce each rank's gradients and to gather its parameters, unhidden, [n, C]."""
         cluster, grad, groups = self.problem.cluster, self.grad_bytes, self.groups(rows)
         sharded = (self.columns.zero[rows] >= 1)[:, None]
-        whole = self.problem.runtime.bf16_all_reduces and self.problem.work.precision == "bf16"
+        runtime = self.problem.runtime
+        in_full = runtime.bf16_all_reduces and self.problem.work.precision == "bf16"
+        scattered = sharded & (not (in_full or runtime.sharded_reduced_at_once))
         grids = [(dense, groups.dense, groups.dense_replicas, self.shards(rows)[0])]
         if self.problem.model.is_moe:
             grids.append((expert, groups.expert, groups.expert_replicas, self.shards(rows)[1]))
         reduce_s, gather_s = np.zeros_like(dense), np.zeros_like(dense)
         for elements, group, replicas, shards in grids:
             scatter = _seconds(cluster, "reduce_scatter", grad * elements, group)
-            in_full = _seconds(cluster, "all_reduce", grad * elements, group)
-            reduce_s += np.where(sharded & (not whole), scatter, in_full)
+            reduce_s += np.where(scattered, scatter, _seconds(cluster, "all_reduce", grad * elements, group))
             if (replicas.n > 1).any():
                 reduce_s += _seconds(cluster, "all_reduce", grad * elements / shards, replicas)
             gathered = self.problem.work.compute_bytes * elements * (self.trains or self.problem.fully_sharded)

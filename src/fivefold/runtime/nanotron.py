@@ -29,6 +29,7 @@ PROFILE = replace(
     gather_buffers=2,
     replica_bucket_bytes=2,
     micro_batch_grad_bytes=2,
+    sharded_reduced_at_once=True,
     whole_clip_bytes=12,
     loss_moved_bytes=(38, 14),
     wgrad_bytes=12,
@@ -58,6 +59,10 @@ PROFILE = replace(
         "replica_bucket_bytes": "nanotron trainer.py: DistributedDataParallel around bf16 parameters without ZeRO",
         "micro_batch_grad_bytes": (
             "nanotron optim/gradient_accumulator.py: bf16 gradients are added to the fp32 ones after the whole backward"
+        ),
+        "sharded_reduced_at_once": (
+            "nanotron trainer.py: _init_model wraps no DistributedDataParallel around sharded states with fp32 "
+            "accumulation; training_step says reduce_scatter=False: one all-reduce of the fp32 gradients after backward"
         ),
         "whole_clip_bytes": (
             "nanotron optim/clip_grads.py: with an accumulator the norm reads (4) and the clipping scales (8) all fp32 "

@@ -77,6 +77,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     replica_bucket_bytes: per parameter, of gradient buckets beside the gradients where replicas share nothing (ZeRO-0).
     micro_batch_grad_bytes: per parameter, of one micro-batch's own gradients, which stay until its backward ends.
     pipeline_keeps_whole_gradients: fully sharded with a pipeline, gradients are whole until a step's last backward.
+    sharded_reduced_at_once: with sharded states (ZeRO-1) one all-reduce after backward gives every rank the whole sum
+        of the gradients, and parameters are gathered after the update, beside nothing.
     whole_clip_bytes: per parameter, moved by the norm and the clipping of gradients that a rank holds whole; 0: the
         norm reads its shard alone.
     expert_first_dim_padding: rows that each expert's batch is padded to.
@@ -176,6 +178,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     replica_bucket_bytes: int = 0
     micro_batch_grad_bytes: int = 0
     pipeline_keeps_whole_gradients: bool = False
+    sharded_reduced_at_once: bool = False
     whole_clip_bytes: float = 0.0
     wgrad_bytes: float = 8
     bf16_wgrad_bytes: float = 0
