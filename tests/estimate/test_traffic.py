@@ -54,9 +54,15 @@ def test_gradients_reduce_over_dp_and_cp(price, cp):
     assert sharded["dp", "all_gather"] == (1, (n - 1) * 2 * LLAMA // n)
 
 
-def test_nanotron_all_reduces_gradients_of_sharded_states(price):
-    """Its trainer asks for no scatter, then gathers the bf16 weights."""
-    moved = rows(price("llama", Layout(zero=1), gpus=8, runtime="nanotron"))
+def test_deepspeed_scatters_gradients_of_fp16(price):
+    moved = rows(price("llama", Layout(zero=1), gpus=8, runtime="deepspeed", precision="fp16"))
+    assert ("dp", "reduce_scatter") in moved
+
+
+@pytest.mark.parametrize("runtime", ["nanotron", "deepspeed"])
+def test_gradients_of_sharded_states_may_be_all_reduced(price, runtime):
+    """nanotron's trainer asks for no scatter, nor does DeepSpeed's optimizer of bf16; both gather bf16 weights then."""
+    moved = rows(price("llama", Layout(zero=1), gpus=8, runtime=runtime))
     assert ("dp", "reduce_scatter") not in moved
     assert moved["dp", "all_reduce"] == (1, 2 * 7 * 4 * LLAMA // 8)
     assert moved["dp", "all_gather"] == (1, 7 * 2 * LLAMA // 8)

@@ -305,7 +305,7 @@ class Detail:
         gathers = times * (2 if zero == 3 else 1) if zero else 0
         over_dense, over_expert = (float(shards[0, 0]) for shards in kernel.shards(_ONE))
         groups = kernel.groups(_ONE)
-        whole_sum = frozen or not zero or self.problem.runtime.sharded_reduced_at_once
+        whole_sum = frozen or not zero or self.problem.sums_in_full
         reduce = "all_reduce" if whole_sum else "reduce_scatter"
         grad = kernel.trained_grad_bytes
         rows = [

@@ -48,6 +48,12 @@ class Problem:
         return self.runtime.sharding == "fully_sharded"
 
     @property
+    def sums_in_full(self) -> bool:
+        """Whether every rank gets the whole sum of the gradients under ZeRO-1 too."""
+        in_bf16 = self.runtime.bf16_all_reduces and self.work.precision == "bf16"
+        return self.runtime.sharded_reduced_at_once or in_bf16
+
+    @property
     def by_unit(self) -> bool:
         """Whether some ZeRO stages of the runtime gather and scatter unit by unit, in every micro-batch."""
         return self.runtime.sharding in ("fully_sharded", "buckets")

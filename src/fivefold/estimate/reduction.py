@@ -84,9 +84,7 @@ class Reductions(Tables):
         """Seconds to reduce each rank's gradients and to gather its parameters, unhidden, [n, C]."""
         cluster, grad, groups = self.problem.cluster, self.grad_bytes, self.groups(rows)
         sharded = (self.columns.zero[rows] >= 1)[:, None]
-        runtime = self.problem.runtime
-        in_full = runtime.bf16_all_reduces and self.problem.work.precision == "bf16"
-        scattered = sharded & (not (in_full or runtime.sharded_reduced_at_once))
+        scattered = sharded & (not self.problem.sums_in_full)
         grids = [(dense, groups.dense, groups.dense_replicas, self.shards(rows)[0])]
         if self.problem.model.is_moe:
             grids.append((expert, groups.expert, groups.expert_replicas, self.shards(rows)[1]))

@@ -29,17 +29,21 @@ def changes_of(run: Run, line: Framework) -> dict[str, Any]:
     return {**_by_release(run, line), **_by_scaling(run, line)}
 
 
+def _is_pytorch(line: Framework) -> bool:
+    """Whether its blocks are PyTorch's own, which compile and quantise as a row asks."""
+    return line.runtime in ("torchtitan", "fsdp")
+
+
 def _by_scaling(run: Run, line: Framework) -> dict[str, Any]:
     """torchao's row-wise recipes: whoever asks for them gets PyTorch's plain tensor parallelism (torchtitan
     llama3/infra/parallelize.py, read at 018740b7aa)."""
-    if line.runtime in ("torchtitan", "fsdp") and re.search(r"row-?wise", run.precision or "", re.IGNORECASE):
+    if _is_pytorch(line) and re.search(r"row-?wise", run.precision or "", re.IGNORECASE):
         return {"scaled_by_row": True, "quantised_gathers": False}
     return {}
 
 
 def _by_release(run: Run, line: Framework) -> dict[str, Any]:
-    eager = line.runtime in ("torchtitan", "fsdp")
-    if eager and re.search("compile|thunder", f"{run.framework} {run.notes} {run.overlap}", re.IGNORECASE):
+    if _is_pytorch(line) and re.search("compile|thunder", f"{run.framework} {run.notes} {run.overlap}", re.IGNORECASE):
         # Compiled, the loss keeps its fp32 copy of the logits in no tensor of its own (fit: eager and compiled rows of
         # one model, whose peaks differ by 2 bytes a logit and more).
         loss = _COMPILED_LOSS if dated(run) >= _LOSS_COMPILED else {"loss_bytes_per_logit": 12}
