@@ -71,8 +71,9 @@ WHY: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("master", ("vocab_multiple",), "fp32 shards"),
     ("optimizer", ("vocab_multiple",), "two fp32 moments, as the master weights"),
     ("gathered", ("sharding", "prefetch_blocks"), "16-bit copies of the blocks in use, of all with ZeRO-2"),
-    ("buffers", ("cached_wgrad_buffers", "sharding"), "placeholders of weight gradients (Transformer Engine), one "
-     "block's gradient while it is scattered (FSDP), tensors of the pipeline, token ids (fivefold)"),
+    ("buffers", ("cached_wgrad_buffers", "gather_buffers", "sharding"), "placeholders of weight gradients (Transformer "
+     "Engine), what gathers fill (nanotron), one block's gradient while it is scattered (FSDP), tensors of the "
+     "pipeline, token ids (fivefold)"),
     ("reserve", ("workspace_bytes",), "workspaces of libraries"),
     ("logits", ("loss_bytes_per_logit", "sharded_loss_bytes_per_logit"), "what the loss keeps at its worst moment; "
      "none where a block's backward is the peak"),
