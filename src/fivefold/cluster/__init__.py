@@ -5,7 +5,14 @@ and numpy arithmetic over rows of groups; nothing here knows about models or lay
 from __future__ import annotations
 
 from fivefold.cluster.catalogue import aliases, clusters, gpus, load_cluster, load_curve_of, load_gpu
-from fivefold.cluster.collectives import OPERATIONS, bytes_sent_per_rank, cheapest_algorithm, collective_seconds
+from fivefold.cluster.collectives import (
+    OPERATIONS,
+    bytes_sent_per_rank,
+    cheapest_algorithm,
+    collective_seconds,
+    dispatch_seconds,
+    drawn,
+)
 from fivefold.cluster.groups import Placement, dense_groups, expert_groups, place
 from fivefold.cluster.limits import AxesTable, Axis, DpLimit, dp_limit, explain_axes
 from fivefold.cluster.spec import Algorithm, Cluster, Gpu, Link
@@ -26,7 +33,9 @@ __all__ = [
     "clusters",
     "collective_seconds",
     "dense_groups",
+    "dispatch_seconds",
     "dp_limit",
+    "drawn",
     "expert_groups",
     "explain_axes",
     "gpus",

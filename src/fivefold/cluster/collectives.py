@@ -132,6 +132,27 @@ def collective_seconds(cluster: Cluster, op: str, size_bytes: ArrayLike, placeme
     return best + cluster.launch_s * (placement.n > 1)
 
 
+def dispatch_seconds(cluster: Cluster, token_bytes: ArrayLike, choices: int, placement: Placement) -> Floats:
+    """Seconds to send every token to `choices` ranks drawn at random, or back, by DeepEP's way: once to each innermost
+    domain that holds one of them, and inside it once to each of them.
+
+    token_bytes: one copy of all tokens of a rank. The two parts run side by side, so that the slower one counts (DeepEP
+    README, "NVLink and RDMA forwarding": 81 to 90 GB/s with two nodes and 61 with four, the local node's part counted
+    in, which is 45 of a 400 Gb/s card's 50).
+    """
+    ranks, domains = placement.n.astype(float), placement.domains[0].astype(float)
+    size = np.asarray(token_bytes, np.float64)
+    inside = size * drawn(ranks, choices) * placement.relay_s_per_byte
+    between = size * drawn(domains, choices) * placement.network_s_per_byte
+    return np.maximum(inside, between) + placement.all_to_all_s + cluster.launch_s * (placement.n > 1)
+
+
+def drawn(places: ArrayLike, choices: int) -> Floats:
+    """How many of `places` are hit by `choices` draws with equal chances, expected."""
+    n = np.asarray(places, np.float64)
+    return n * (1 - (1 - 1 / n) ** choices)
+
+
 def cheapest_algorithm(cluster: Cluster, op: str, size_bytes: ArrayLike, placement: Placement) -> list[str]:
     """Name of the algorithm that collective_seconds took, by row: ring, tree, hierarchical, in_network or direct."""
     _lookup(OPERATIONS, op)

@@ -62,7 +62,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     siblings: (L, rows) groups alike that share one domain, each with its own GPUs' share of the network.
     Costs, seconds and seconds per byte: `ring_*` one step between neighbours and one byte past the narrowest edge;
     `tree_*`, `hierarchical_*` and `in_network_*` a whole all-reduce; `edge_*` one message between neighbours;
-    `all_to_all_*` one exchange; `root_*` everything into one rank.
+    `all_to_all_*` one exchange; of one whose messages enter an innermost domain once and are relayed inside it,
+    `relay_*` the part inside and `network_*` the part between; `root_*` everything into one rank.
     """
 
     n: Ints
@@ -81,6 +82,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     edge_s_per_byte: Floats
     all_to_all_s: Floats
     all_to_all_s_per_byte: Floats
+    relay_s_per_byte: Floats
+    network_s_per_byte: Floats
     root_s: Floats
     root_s_per_byte: Floats
 
@@ -215,6 +218,11 @@ def _costs(cluster: Network, n: Ints, members: Ints, domains: Ints) -> dict[str,
         leaving = (members[level] - inner_members) / n if level == 0 else (n - inner_members) / n
         exchange_s = leaving / (link.all_to_all_per_s * share)
         np.maximum(cost["all_to_all_s_per_byte"], np.where(crosses, exchange_s, 0.0), out=cost["all_to_all_s_per_byte"])
+        if level == 0:
+            own = np.where(crosses, (1 - 1 / members[level]) / (link.all_to_all_per_s * share), 0.0)
+            cost["relay_s_per_byte"] = own + np.zeros(rows)
+        else:
+            np.maximum(cost["network_s_per_byte"], np.where(crosses, exchange_s, 0.0), out=cost["network_s_per_byte"])
         cost["all_to_all_s"] += np.ceil((members[level] - inner_members) / PEERS_AT_ONCE) * step_s
         np.maximum(cost["root_s_per_byte"], leaving * own_byte_s, out=cost["root_s_per_byte"])
         np.maximum(cost["root_s"], step_s, out=cost["root_s"])

@@ -121,6 +121,8 @@ class Exchange:
 
     ring_steps: for ring attention, how many transfers follow each other; they hide behind `Attend`. ends_block: as of a
     Gemm. copied: bytes that a copy before or after it moves, which nothing hides.
+    relayed: where tokens are sent once to a rank, and between nodes once to a node: bytes of one copy of every
+    token, and the experts that each goes to.
     """
 
     name: str
@@ -133,6 +135,7 @@ class Exchange:
     module: Module = "mixer"
     ends_block: bool = False
     copied: Column = 0
+    relayed: tuple[Column, int] | None = None
 
 
 @dataclass(slots=True, frozen=True)

@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 
-from fivefold.cluster import Cluster, collective_seconds, load_curve_of
+from fivefold.cluster import Cluster, collective_seconds, dispatch_seconds, load_curve_of
 from fivefold.cluster.compute import (
     Kind,
     Precision,
@@ -346,9 +346,14 @@ class Pricer:
     def exchange_seconds(self, ledger: Ledger) -> list[tuple[Exchange, np.ndarray]]:
         """Every collective with its unhidden time, [K]; one cost call per axis and operation."""
         groups: dict[tuple[str, str], list[Exchange]] = {}
-        for row in ledger.exchanges:
-            groups.setdefault((row.axis, row.op), []).append(row)
         out: list[tuple[Exchange, np.ndarray]] = []
+        for row in ledger.exchanges:
+            if row.relayed is None:
+                groups.setdefault((row.axis, row.op), []).append(row)
+                continue
+            token_bytes, choices = row.relayed
+            seconds = dispatch_seconds(self.cluster, token_bytes, choices, self.placements[row.axis])
+            out.append((row, np.where(np.asarray(row.bytes) > 0, seconds, 0.0)))
         for (axis, op), rows in groups.items():
             size = ledger.stack([row.bytes for row in rows])
             seconds = collective_seconds(self.cluster, op, size, self.placements[axis])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fivefold.cluster import drawn
 from fivefold.estimate.ledger import Exchange, Gemm, Ledger, Saved, Stream, Weight, Working
 from fivefold.estimate.sublayers.feed import FeedWriter
 from fivefold.estimate.sublayers.linears import SINGLE
@@ -49,7 +50,7 @@ class ExpertWriter(FeedWriter):
         )
         ledger.saved.append(Saved("router probabilities", "moe", 2 * SINGLE * s.norm_tokens * feed.num_experts))
         self._permutation(ledger, sent, received, feed.top_k)
-        self._expert_exchanges(ledger, sent * self._copies(feed.top_k), received)
+        self._expert_exchanges(ledger, feed.top_k, received)
         ledger.saved.append(Saved("experts.fc1 input", "moe", self.linear_input_bytes * received * h))
         rows = received / local
         ledger.gemms.append(Gemm("experts.fc1", "moe", rows, inputs * width, h, groups=local, grouped=True))
@@ -70,8 +71,7 @@ class ExpertWriter(FeedWriter):
     def _copies(self, top_k: int) -> np.ndarray:
         """Copies of a token that are sent, over the experts it goes to: with equal chances one for each rank hit."""
         ep = self.shard.ep
-        hit = ep * (1 - (1 - 1 / ep) ** top_k) / top_k
-        return np.where((ep > 1) & self.runtime.tokens_sent_once, hit, 1.0)
+        return np.where((ep > 1) & self.runtime.tokens_sent_once, drawn(ep, top_k) / top_k, 1.0)
 
     def _permutation(self, ledger: Ledger, sent: np.ndarray, received: np.ndarray, top_k: int) -> None:
         """Tokens in the order of ranks before they are sent and of experts after; sent once, only the latter."""
@@ -102,15 +102,17 @@ class ExpertWriter(FeedWriter):
         ledger.streams.append(Stream("shared_gate", "moe", 2 * moved, 3 * moved))
         ledger.saved.append(Saved("shared_gate.input", "moe", moved))
 
-    def _expert_exchanges(self, ledger: Ledger, sent: np.ndarray, received: np.ndarray) -> None:
+    def _expert_exchanges(self, ledger: Ledger, top_k: int, received: np.ndarray) -> None:
         s, h = self.shard, self.hidden
         imbalance = np.where(s.ep > 1, self.work.moe_imbalance, 1.0)
-        a2a = self.element_bytes * sent * h * imbalance
+        one_copy = self.element_bytes * s.norm_tokens * h * imbalance
+        a2a = one_copy * top_k * self._copies(top_k)
+        once = (one_copy, top_k) if self.runtime.tokens_sent_once else None
         gathered = np.where(s.etp > 1, self.element_bytes * received * h, 0.0)
         for when in ("forward", "backward"):
             ledger.exchanges += [
-                Exchange("dispatch", "ep", "all_to_all", a2a, when, module="moe"),
-                Exchange("combine", "ep", "all_to_all", a2a, when, module="moe"),
+                Exchange("dispatch", "ep", "all_to_all", a2a, when, module="moe", relayed=once),
+                Exchange("combine", "ep", "all_to_all", a2a, when, module="moe", relayed=once),
                 Exchange("gather tokens", "etp", "all_gather", gathered, when, module="moe"),
                 Exchange("scatter tokens", "etp", "reduce_scatter", gathered, when, module="moe"),
             ]
