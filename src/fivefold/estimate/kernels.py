@@ -95,4 +95,9 @@ def launch_seconds(
         launches = launches + sum(
             _between_products(row, at, False)[1] - _FUSED_SOFTMAX[at][1] for row in ledger.attends
         )
-    return runtime.launch_host_s * launches + passes * runtime.group_launch_host_s * further
+    routed = any(row.grouped for row in ledger.gemms)
+    return (
+        runtime.launch_host_s * launches
+        + passes * runtime.group_launch_host_s * further
+        + routed * runtime.dispatch_host_s
+    )

@@ -71,4 +71,5 @@ def _by_release(run: Run, line: Framework) -> dict[str, Any]:
         **changes,
         "launch_host_s": share * profile.launch_host_s,
         "group_launch_host_s": share * profile.group_launch_host_s,
+        "dispatch_host_s": share * profile.dispatch_host_s,
     }

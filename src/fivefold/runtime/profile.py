@@ -114,6 +114,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     launch_host_s: host work per operation of a ledger that is launched one by one; a block takes no less than its
         operations times this, because the GPU waits for them. 0 where graphs are replayed or it was not measured.
     group_launch_host_s: the same for each further group of a grouped product, which is launched group by group.
+    dispatch_host_s: the same for what a layer of experts does beside its operations in each pass: tokens counted by
+        expert and rank, the counts read back, which the host waits for.
     time_spread: half-width of the 80% interval of the step time, relative.
     tie_spread: median error of the ratio of two layouts' times on one problem; errors that both share cancel. Layouts
         nearer than this are ties: their order is as likely wrong as right.
@@ -188,6 +190,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     loss_moved_bytes: tuple[float, float] = (18, 14)
     launch_host_s: float = 0.0
     group_launch_host_s: float = 0.0
+    dispatch_host_s: float = 0.0
     time_spread: float
     tie_spread: float
     sources: dict[str, str]
