@@ -38,6 +38,8 @@ _ACCUMULATED_BYTES, _SIXTEEN_BIT_BYTES = 8, 2
 # Of them, what a kernel that adds it saves where the accumulator, which it reads and writes, is 16 bit wide too.
 _NARROW_ACCUMULATOR_BYTES = {"fp32": 0, "bf16": 4}
 OWNERS = ("compute", "tp", "cp", "ep")
+# Axes whose collectives ranks reach apart and compete with compute for, beside those that Profile.tp_in_step names.
+_IN_STEP = ("tp", "ep", "etp")
 _OWNER_OF_AXIS = {"tp": 1, "cp": 2, "ep": 3, "etp": 3}
 
 
@@ -320,7 +322,7 @@ class Pricer:
                     seconds = np.maximum(seconds - attend * self._beside_ring(row), 0)
             elif row.axis in overlap:
                 seconds = np.where(overlap[row.axis], seconds * (1 - hidden[row.axis]), seconds)
-            if row.axis == "tp":
+            if row.axis in _IN_STEP:
                 seconds = self.runtime.tp_in_step * seconds
             if copies and np.any(row.copied):
                 copied = streaming_seconds(self.curve, self.gpu, row.copied, np.asarray(row.copied) > 0)
