@@ -32,7 +32,7 @@ from fivefold.measure.frameworks import (
     zero_of,
 )
 from fivefold.measure.hardware import cluster_of
-from fivefold.measure.recipes import changes_of
+from fivefold.measure.recipes import changes_of, options_of
 from fivefold.measure.runs import Run
 from fivefold.model import block_params
 from fivefold.model.spec import Attention, FeedForward, ModelSpec
@@ -345,7 +345,7 @@ def _overlap(run: Run, line: Framework, assumed: set[str]) -> Overlap:
         if listed
         else (None if on and line.overlap not in ("reduce", "hooks") else False),
         tp=named or (line.overlap == "on" and (run.tp or 1) > 1 and run.sp != 0),
-        ep="overlap-moe-expert-parallel-comm" in text or "moe_a2a_overlap=True" in text,
+        ep="overlap-moe-expert-parallel-comm" in text or "moe_a2a_overlap=True" in options_of(run, line),
     )
 
 

@@ -17,6 +17,12 @@ _FUSED_RMS_NORM = "2025-10"
 # torchtitan compiles the loss too since (components/loss.py; the date is from memory): kernels that read 16-bit logits
 # and write their gradient.
 _LOSS_COMPILED = "2025-03"
+# Recipes of mixtures of experts with 8-bit block scales on GB200 and GB300 replay whole iterations since Megatron-Bridge
+# 0.5 (perf_recipes/gpt_oss, _apply_full_iter_fp8mx_overrides, read; qwen3's the same in the rows that list their
+# options). Those that drop tokens replayed whole blocks on Blackwell (25.09's qwen3 recipes, cuda_graphs on, read).
+_WHOLE_STEPS = "cuda_graph_impl=full_iteration; moe_a2a_overlap=True; moe_flex_dispatcher_backend=hybridep"
+_WHOLE_STEPS_SINCE = "2026-06"
+_WHOLE_BLOCKS = "cuda_graph_impl=local"
 _COMPILED_LOSS = {"loss_bytes_per_logit": 4, "loss_moved_bytes": (4.0, 4.0)}
 # Megatron-Core's own fused cross-entropy under torch.compile: what is written in place and reduced over in one graph
 # becomes an fp32 tensor of its own and is copied back (a note in core/fusions/fused_cross_entropy.py, 0cb4a9c817, which
@@ -52,15 +58,18 @@ def _by_release(run: Run, line: Framework) -> dict[str, Any]:
         return {**line.changes, **loss, "unfused_norms": False, "ring_waits": True}
     if line.runtime == "torchtitan" and not line.stands_in and dated(run) < _FUSED_RMS_NORM:
         return {**line.changes, "unfused_norms": True}
-    sent_once = re.search(r"moe_flex_dispatcher_backend=(deepep|hybridep)", run.overlap or "")
+    options = options_of(run, line)
+    sent_once = re.search(r"moe_flex_dispatcher_backend=(deepep|hybridep)", options)
     old = is_before_te(run, line)
     newer = dated(run) >= line.since and (old or not line.before_te)
     changes = {**line.changes, **(line.before if old else {}), **(line.newer if newer else {})}
     if sent_once:
         changes["tokens_sent_once"] = True
-    if "cross-entropy-loss-fusion" in (run.overlap or ""):
+    if drops_tokens(run):
+        changes["dispatch_host_s"] = 0.0
+    if "cross-entropy-loss-fusion" in options:
         changes = {**_NATIVE_FUSED_LOSS, **changes}
-    graph = re.search(r"cuda_graph_impl=(\w+)(?:.*cuda_graph_scope=([^;]+))?", run.overlap or "")
+    graph = re.search(r"cuda_graph_impl=(\w+)(?:.*cuda_graph_scope=([^;]+))?", options)
     if graph is None or graph[1] == "none":
         return changes
     scope = graph[2] or graph[1]
@@ -71,5 +80,24 @@ def _by_release(run: Run, line: Framework) -> dict[str, Any]:
         **changes,
         "launch_host_s": share * profile.launch_host_s,
         "group_launch_host_s": share * profile.group_launch_host_s,
-        "dispatch_host_s": share * profile.dispatch_host_s,
+        "dispatch_host_s": 0.0 if drops_tokens(run) else share * profile.dispatch_host_s,
     }
+
+
+def drops_tokens(run: Run) -> bool:
+    """Whether experts take a fixed number of tokens, so that no count is read back to the host."""
+    return "tokendrop" in (run.notes or "")
+
+
+def options_of(run: Run, line: Framework) -> str:
+    """A row's options as listed, or those of its framework's recipes for mixtures of experts where none is."""
+    stated = run.overlap or ""
+    if line.starts != ("megatron-bridge", "nemo") or not run.experts or "cuda_graph" in stated:
+        return stated
+    blackwell = re.search(r"G?B[23]00", run.gpu or "") is not None
+    racks = re.search(r"GB[23]00", run.gpu or "") is not None
+    if blackwell and drops_tokens(run):
+        return f"{_WHOLE_BLOCKS}; {stated}"
+    if racks and run.precision_kind == "mxfp8" and dated(run) >= _WHOLE_STEPS_SINCE:
+        return f"{_WHOLE_STEPS}; {stated}"
+    return stated
