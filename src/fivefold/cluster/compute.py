@@ -224,13 +224,15 @@ def grouped_gemm_seconds(
     kind: Kind = "fwd",
     *,
     output_bytes: float | None = None,
+    uneven: bool = False,
 ) -> Floats:
-    """Seconds of `groups` equal products (m, k) x (k, n) issued together, as a layer's local experts are.
+    """Seconds of `groups` products (m, k) x (k, n) issued together, as a layer's local experts are.
 
     The groups' tiles share the waves, each group reads its own operands, and each group after the first costs
     ``group_launch_s``. With one group it is exactly `gemm_seconds`. Sizes and errors as there.
+    uneven: m is the mean of groups that differ, as routed tokens do: on average half a tile of each is empty.
     """
-    return _product_seconds(curve, gpu, groups, m, n, k, precision, kind, output_bytes)
+    return _product_seconds(curve, gpu, groups, m, n, k, precision, kind, output_bytes, uneven)
 
 
 def batched_gemm_seconds(
@@ -263,13 +265,15 @@ def _product_seconds(
     precision: Precision,
     kind: Kind,
     output_bytes: float | None,
+    uneven: bool = False,
 ) -> Floats:
     m, n, k, groups = _floats(m), _floats(n), _floats(k), _floats(groups)
     rate = _product_flops_per_s(curve, gpu, precision, kind)
     long, short = curve.tile
 
     # Tiles lie either way round, whichever needs fewer.
-    tiles = np.minimum(np.ceil(m / long) * np.ceil(n / short), np.ceil(m / short) * np.ceil(n / long)) * groups
+    rows = [np.maximum(m / size + 0.5, 1.0) if uneven else np.ceil(m / size) for size in (long, short)]
+    tiles = np.minimum(rows[0] * np.ceil(n / short), rows[1] * np.ceil(n / long)) * groups
     waves = tiles / gpu.sms
     waves = waves + curve.wave_share * (np.ceil(waves) - waves)
     # Below one wave a tile still walks k, but a long k is split over idle multiprocessors.

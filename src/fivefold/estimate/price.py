@@ -236,7 +236,10 @@ class Pricer:
         added = kind == "wgrad" and moved > _ACCUMULATED_BYTES
         out = _SIXTEEN_BIT_BYTES if added else moved if kind == "wgrad" else None
         if grouped:
-            alone = grouped_gemm_seconds(self.curve, self.gpu, groups, m, n, k, precision, kind, output_bytes=out)
+            # Experts get different numbers of tokens, which are the rows of all but the weights' gradients.
+            alone = grouped_gemm_seconds(
+                self.curve, self.gpu, groups, m, n, k, precision, kind, output_bytes=out, uneven=kind != "wgrad"
+            )
         else:
             alone = gemm_seconds(self.curve, self.gpu, m, n, k, precision, kind, output_bytes=out)
         if added:

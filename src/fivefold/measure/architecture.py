@@ -49,7 +49,13 @@ def model_of(run: Run, assumed: set[str]) -> ModelSpec:
 def _mixed_models() -> tuple[ModelSpec, ...]:
     """Models of the catalogue whose columns do not say everything: several kinds of block, latent attention..."""
     found = [load_model(name) for name in models()]
-    return tuple(m for m in found if len(m.kinds) > 1 or any(isinstance(b.mixer, LatentAttention) for b in m.kinds))
+    return tuple(m for m in found if len(m.kinds) > 1 or any(_is_peculiar(block) for block in m.kinds))
+
+
+def _is_peculiar(block: Block) -> bool:
+    """Whether a block has what no column says: latent attention, norms of queries and keys."""
+    mixer = block.mixer
+    return isinstance(mixer, LatentAttention) or (isinstance(mixer, Attention) and mixer.qk_norm)
 
 
 @lru_cache(maxsize=64)
