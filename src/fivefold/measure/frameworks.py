@@ -129,12 +129,12 @@ FRAMEWORKS: tuple[Framework, ...] = (
         changes={"quantised_weight_bytes": 2},
         interleaves=12,
         since="2025-02",
-        newer=_FUSED_LOSS,
+        newer={**_FUSED_LOSS, "fused_permutation": True},
         overlap="on",
         tuned="vendor's recipe",
         source="NeMo and Megatron-Bridge recipes: overlaps on, grad_reduce_in_fp32=False, fp8 weights (from memory); "
         "their pretraining recipes interleave with one to four blocks a chunk (NeMo 24.07's performance summary); "
-        "cross_entropy_fusion_impl='te' (read; since when from memory)",
+        "cross_entropy_fusion_impl='te' and moe_permute_fusion=True (read; since when from memory)",
     ),
     Framework(
         starts=("megatron-core",), runtime="megatron", sharded="megatron-fsdp", overlap="on", unfused_until=_FLASH_USUAL

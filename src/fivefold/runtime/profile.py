@@ -69,6 +69,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         sends their fp32 gradients around. ring_waits: what it moves is waited for where it starts, beside no attention.
     tokens_sent_once: of the experts that a token goes to, those of one rank get it in one copy, and the kernel that
         sends it also puts it in their order (DeepEP and Hybrid-EP).
+    fused_permutation: tokens are put in another order by one kernel each time, instead of two.
     gather_copy_bytes, scatter_copy_bytes: per parameter of a fully sharded unit, moved beside compute's own kernels to
         lay out what a gather brought, and what a scatter takes.
     unfused_norms: RMS norms and rotary embeddings run as one fp32 kernel per operation.
@@ -172,6 +173,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     ring_gathers: bool = False
     ring_waits: bool = False
     tokens_sent_once: bool = False
+    fused_permutation: bool = False
     gather_copy_bytes: float = 0.0
     scatter_copy_bytes: float = 0.0
     unfused_norms: bool = False

@@ -77,7 +77,7 @@ class ExpertWriter(FeedWriter):
         """Tokens in the order of ranks before they are sent and of experts after; sent once, only the latter."""
         unit, once = self.element_bytes * self.hidden, self.runtime.tokens_sent_once
         moved = unit * (received + self._copies(top_k) * sent) if once else 2 * unit * (sent + received)
-        kernels = 2 if once else 4
+        kernels = 1 if once else 2 if self.runtime.fused_permutation else 4
         for name in ("permute", "unpermute"):
             ledger.streams.append(Stream(name, "moe", moved, moved, kernels, kernels))
 
