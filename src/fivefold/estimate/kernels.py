@@ -83,7 +83,8 @@ def launch_seconds(
     attends = len(ledger.attends) * (3 + work.dropout if unfused else 1)
     further = ledger.total([np.asarray(row.groups) - 1.0 for row in ledger.gemms if row.grouped])
     # What a key does not have moves nothing and launches nothing.
-    launched = [*ledger.streams, *ledger.scans]
+    launched = [*(row for row in ledger.streams if not np.any(np.asarray(row.groups))), *ledger.scans]
+    by_group = [np.asarray(row.groups) * getattr(row, f"{side}_kernels") for row in ledger.streams]
     moved = [getattr(row, f"{side}_bytes") for row in launched]
     moved += [row.bytes * (placements[row.axis].n > 1) * row.ring_steps for row in ledger.exchanges if row.when == side]
     kernels = [getattr(row, f"{side}_kernels") for row in launched]
@@ -98,6 +99,6 @@ def launch_seconds(
     routed = any(row.grouped for row in ledger.gemms)
     return (
         runtime.launch_host_s * launches
-        + passes * runtime.group_launch_host_s * further
+        + runtime.group_launch_host_s * (passes * further + ledger.total(by_group))
         + routed * runtime.dispatch_host_s
     )

@@ -104,6 +104,7 @@ class Stream:
     """A bandwidth-bound operation: bytes moved through device memory and kernels launched in each pass.
 
     also: a second, narrower recomputation module that re-runs this operation alone.
+    groups: where kernels are launched once for each of some groups, how many there are; else 0.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Stream:
     forward_kernels: int = 1
     backward_kernels: int = 1
     also: Module | None = None
+    groups: Column = 0
 
 
 @dataclass(slots=True, frozen=True)

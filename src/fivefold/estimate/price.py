@@ -294,6 +294,8 @@ class Pricer:
         """[rows, K] seconds of one pass; an operation that a key does not have launches nothing."""
         size = ledger.stack([getattr(row, f"{side}_bytes") for row in rows])
         kernels = np.array([[getattr(row, f"{side}_kernels")] for row in rows]) * (size > 0)
+        if any(np.any(np.asarray(row.groups)) for row in rows):
+            kernels = kernels * np.maximum(ledger.stack([row.groups for row in rows]), 1)
         return streaming_seconds(self.curve, self.gpu, size, kernels)
 
     def _wait_for_launches(self, ledger: Ledger, forward: np.ndarray, backward: np.ndarray) -> None:

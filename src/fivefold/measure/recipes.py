@@ -73,6 +73,8 @@ def _by_release(run: Run, line: Framework) -> dict[str, Any]:
     if graph is None or graph[1] == "none":
         return changes
     scope = graph[2] or graph[1]
+    if "full_iteration" in scope:
+        changes["expert_extras_apart"] = False  # with them came grouped layers fused with what lies between
     graphed = sum(share for module, share in _GRAPHED if re.search(rf"\b{module}\b", scope))
     share = 0.0 if "full_iteration" in scope or not graph[2] else max(1 - graphed, 0.0)
     profile = load_runtime(line.runtime)

@@ -161,7 +161,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
 
     ffn: intermediate size of one routed expert. shared_ffn: summed width of the shared experts, 0 if none.
     bias: of each routed expert's projections. router_bias: of the router. shared_gate: the shared experts' output is
-    scaled by the sigmoid of a projection to one number (qwen2-moe).
+    scaled by the sigmoid of a projection to one number (qwen2-moe). clamped: both inputs of the gate are (gpt-oss).
     """
 
     num_experts: int
@@ -173,6 +173,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     bias: bool = False
     router_bias: bool = False
     shared_gate: bool = False
+    clamped: bool = False
 
 
 Mixer = Attention | LatentAttention | GatedDeltaNet | Mamba | Mamba2 | SideBySide

@@ -38,6 +38,8 @@ PROFILE = Profile(
     tp_overlap_hidden=0.7,
     checkpoint_stops_early=False,
     ep_overlap_hidden=0.8,
+    expert_extras_apart=True,
+    stretched_rotary_apart=True,
     step_overhead_s=0.008,
     launch_host_s=1.25e-4,
     group_launch_host_s=1e-5,
@@ -75,6 +77,10 @@ PROFILE = Profile(
         "tp_in_step": "fit, with nothing hidden beside wgrad: 27 single-node B200 rows of Megatron-LM 0.14, tp 2 to 8",
         "tp_overlap_hidden": "from memory: Transformer Engine userbuffers hide most but not all of the gathers",
         "ep_overlap_hidden": "from memory: Megatron-Core batch-level overlap of expert exchanges",
+        "expert_extras_apart": (
+            "Megatron-Core's TEGroupedMLP._apply_bias, and the clamps before the compiled kernel in fused_bias_geglu.py"
+        ),
+        "stretched_rotary_apart": "Megatron-Core's rope_utils.py: Transformer Engine's kernel takes no mscale",
         "step_overhead_s": "from memory: host work between steps, some milliseconds",
         "launch_host_s": (
             "fit: steps of Megatron-LM's functional tests (12 blocks of hidden 512, tp 1 to 4, H100); agrees with the "

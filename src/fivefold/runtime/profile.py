@@ -70,6 +70,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     tokens_sent_once: of the experts that a token goes to, those of one rank get it in one copy, and the kernel that
         sends it also puts it in their order (DeepEP and Hybrid-EP).
     fused_permutation: tokens are put in another order by one kernel each time, instead of two.
+    expert_extras_apart: what few experts have runs as kernels of its own: the bias of their second projection, times the
+        router's probability and expert by expert, and the clamps of the gate's inputs.
+    stretched_rotary_apart: rotary embeddings whose frequencies are stretched by yarn run operation by operation.
     gather_copy_bytes, scatter_copy_bytes: per parameter of a fully sharded unit, moved beside compute's own kernels to
         lay out what a gather brought, and what a scatter takes.
     unfused_norms: RMS norms and rotary embeddings run as one fp32 kernel per operation.
@@ -174,6 +177,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     ring_waits: bool = False
     tokens_sent_once: bool = False
     fused_permutation: bool = False
+    expert_extras_apart: bool = False
+    stretched_rotary_apart: bool = False
     gather_copy_bytes: float = 0.0
     scatter_copy_bytes: float = 0.0
     unfused_norms: bool = False

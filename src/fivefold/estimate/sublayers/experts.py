@@ -57,6 +57,8 @@ class ExpertWriter(FeedWriter):
         act = self.element_bytes * received * width
         self._activation(ledger, "experts", "moe", "moe_act", act, inputs)
         ledger.gemms.append(Gemm("experts.fc2", "moe", rows, h, width, groups=local, grouped=True, ends_block=True))
+        if self.runtime.expert_extras_apart:
+            self._extras(ledger, feed, act, received * h, local)
         ledger.working.append(
             Working("gradient of experts.fc1 output", self.element_bytes * received * h + inputs * act)
         )
@@ -67,6 +69,24 @@ class ExpertWriter(FeedWriter):
             self._mlp(ledger, "shared_experts", "shared_experts", feed.shared_ffn, feed.gated, bias=False)
             if feed.shared_gate:
                 self._shared_gate(ledger)
+
+    def _extras(self, ledger: Ledger, feed: Experts, act: np.ndarray, out: np.ndarray, local: np.ndarray) -> None:
+        """Clamps in PyTorch, each half alone and joined again; biases expert by expert, scaled by the probability.
+
+        Bytes count what each operation reads and writes. The probability is fp32 where the dispatcher takes no other
+        (DeepEP), and with it everything up to a last cast.
+        """
+        if feed.clamped:
+            # Two halves read and written, then both joined; backward each half's gradient with its input, then split.
+            ledger.streams.append(Stream("experts.clamp", "moe", 8 * act, 10 * act, 3, 3, also="moe_act"))
+            ledger.saved.append(Saved("experts.clamped", "moe_act", 2 * act))
+        if feed.bias:
+            unit = SINGLE if self.runtime.tokens_sent_once else self.element_bytes
+            cast = unit + self.element_bytes if unit != self.element_bytes else 0
+            # Product, sum, joined. Backward two products, each summed, and gradients joined; casts where it was fp32.
+            ahead = unit + (self.element_bytes + 2 * unit) + 2 * unit + cast
+            back = 6 * unit + 2 * self.element_bytes + 2 * cast
+            ledger.streams.append(Stream("experts.fc2 bias", "moe", ahead * out, back * out, 2, 4, groups=local))
 
     def _copies(self, top_k: int) -> np.ndarray:
         """Copies of a token that are sent, over the experts it goes to: with equal chances one for each rank hit."""

@@ -24,6 +24,9 @@ MASK = 1  # bytes of an element of a dropout mask (PyTorch native_dropout: a boo
 # transformers' LlamaRMSNorm and torchtitan's apply_rotary_emb; counted from memory of them).
 _EAGER_NORM = ((36, 6), (56, 9))
 _EAGER_ROTARY = ((20, 3), (20, 3))
+# In 16 bit: halves negated and swapped, two products, their sum, joined; backward likewise. Queries and keys each
+# (Megatron-Core rope_utils.py, _apply_rotary_pos_emb_bshd, counted from memory of it).
+_APART_ROTARY = ((24, 12), (20, 10))
 
 
 class LinearWriter:
@@ -85,6 +88,9 @@ class LinearWriter:
     def _rotary(self, ledger: Ledger, elements: Column) -> None:
         if self.runtime.unfused_norms:
             ledger.streams.append(_eager("rotary", "mixer", elements, _EAGER_ROTARY))
+            return
+        if self.runtime.stretched_rotary_apart and self.model.rotary.scaling == "yarn":
+            ledger.streams.append(_eager("rotary", "mixer", elements, _APART_ROTARY))
             return
         moved = self.element_bytes * elements
         ledger.streams.append(Stream("rotary", "mixer", 2 * moved, 2 * moved, 2, 2))

@@ -20,7 +20,7 @@ def read_gpt_oss(reader: Reader) -> ModelSpec:
     mixer = attention(reader, head_dim=64, qkv_bias=bias, out_bias=bias)
     mixer = msgspec.structs.replace(mixer, sinks=True)
     feed = routed(reader, experts_key="num_local_experts", ffn_key="intermediate_size")
-    feed = msgspec.structs.replace(feed, bias=True, router_bias=True)
+    feed = msgspec.structs.replace(feed, bias=True, router_bias=True, clamped=True)
     window = reader.sliding_window(128)
     kinds = reader.layer_types("layer_types", reader.layers(), KINDS, lambda i: KINDS[(i + 1) % 2])
     blocks = (
