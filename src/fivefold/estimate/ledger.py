@@ -48,6 +48,7 @@ class Gemm:
 
     ends_block: nothing that backward needs comes after it, so a checkpoint that stops early does not run it again.
     sixteen_bit: stays in 16 bit under recipes that quantise products.
+    comes_quantised: whether its input, and the gradient of its output, are quantised by the kernel that makes them.
     adapter: of an adapter, whose weight is trained where the model's are frozen.
     input_shared, gradient_shared: ranks that each quantise their share of the input, of the output's gradient, before
         it is gathered; 1 where this rank quantises all of it.
@@ -67,6 +68,7 @@ class Gemm:
     gradient_shared: Column = 1
     sixteen_bit: bool = False
     adapter: bool = False
+    comes_quantised: tuple[bool, bool] = (False, False)
 
 
 @dataclass(slots=True, frozen=True)

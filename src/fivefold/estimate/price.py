@@ -202,9 +202,10 @@ class Pricer:
                 ours, theirs = (
                     ledger.stack([getattr(row, name) for row in rows]) for name in ("input_shared", "gradient_shared")
                 )
-                seconds["fwd"] += self.casts.forward(inputs, ours, weights)
-                for kind, cast in self.casts.backward(inputs, gradients, theirs, weights).items():
-                    seconds[kind] += cast
+                cast = ~np.array([row.comes_quantised for row in rows])
+                seconds["fwd"] += cast[:, :1] * self.casts.forward(inputs, ours, weights)
+                for kind, one in self.casts.backward(inputs, gradients, theirs, weights).items():
+                    seconds[kind] += cast[:, 1:] * one
             if self.frozen:
                 seconds["wgrad"] = seconds["wgrad"] * np.array([[row.adapter] for row in rows])
             work = 2 * m * n * k * groups

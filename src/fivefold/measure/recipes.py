@@ -74,7 +74,8 @@ def _by_release(run: Run, line: Framework) -> dict[str, Any]:
         return changes
     scope = graph[2] or graph[1]
     if "full_iteration" in scope:
-        changes["expert_extras_apart"] = False  # with them came grouped layers fused with what lies between
+        # With them came grouped layers that are fused with what lies between (use_transformer_engine_op_fuser).
+        changes |= {"expert_extras_apart": False, "fused_experts": True}
     graphed = sum(share for module, share in _GRAPHED if re.search(rf"\b{module}\b", scope))
     share = 0.0 if "full_iteration" in scope or not graph[2] else max(1 - graphed, 0.0)
     profile = load_runtime(line.runtime)

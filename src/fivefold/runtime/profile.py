@@ -72,6 +72,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     fused_permutation: tokens are put in another order by one kernel each time, instead of two.
     expert_extras_apart: what few experts have runs as kernels of its own: the bias of their second projection, times the
         router's probability and expert by expert, and the clamps of the gate's inputs.
+    fused_experts: under recipes that quantise, a kernel makes the experts' first products, activates and quantises them,
+        and another does the same backward.
     stretched_rotary_apart: rotary embeddings whose frequencies are stretched by yarn run operation by operation.
     gather_copy_bytes, scatter_copy_bytes: per parameter of a fully sharded unit, moved beside compute's own kernels to
         lay out what a gather brought, and what a scatter takes.
@@ -178,6 +180,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     tokens_sent_once: bool = False
     fused_permutation: bool = False
     expert_extras_apart: bool = False
+    fused_experts: bool = False
     stretched_rotary_apart: bool = False
     gather_copy_bytes: float = 0.0
     scatter_copy_bytes: float = 0.0

@@ -8,6 +8,7 @@ from fivefold.cluster import drawn
 from fivefold.estimate.ledger import Exchange, Gemm, Ledger, Saved, Stream, Weight, Working
 from fivefold.estimate.sublayers.feed import FeedWriter
 from fivefold.estimate.sublayers.linears import SINGLE
+from fivefold.layout.workload import QUANTISED
 from fivefold.model.spec import Experts
 
 
@@ -53,10 +54,21 @@ class ExpertWriter(FeedWriter):
         self._expert_exchanges(ledger, feed.top_k, received)
         ledger.saved.append(Saved("experts.fc1 input", "moe", self.linear_input_bytes * received * h))
         rows = received / local
-        ledger.gemms.append(Gemm("experts.fc1", "moe", rows, inputs * width, h, groups=local, grouped=True))
+        fused = self.runtime.fused_experts and self.work.precision in QUANTISED
+        ledger.gemms += [
+            Gemm(
+                "experts.fc1", "moe", rows, inputs * width, h, groups=local, grouped=True,
+                comes_quantised=(False, fused),
+            ),
+            Gemm(
+                "experts.fc2", "moe", rows, h, width, groups=local, grouped=True, ends_block=True,
+                comes_quantised=(fused, False),
+            ),
+        ]  # fmt: skip
         act = self.element_bytes * received * width
         self._activation(ledger, "experts", "moe", "moe_act", act, inputs)
-        ledger.gemms.append(Gemm("experts.fc2", "moe", rows, h, width, groups=local, grouped=True, ends_block=True))
+        if fused:
+            ledger.streams.pop()  # what the activation moved is what the products read and write anyway
         if self.runtime.expert_extras_apart:
             self._extras(ledger, feed, act, received * h, local)
         ledger.working.append(
