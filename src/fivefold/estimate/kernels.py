@@ -96,9 +96,6 @@ def launch_seconds(
         launches = launches + sum(
             _between_products(row, at, False)[1] - _FUSED_SOFTMAX[at][1] for row in ledger.attends
         )
-    routed = any(row.grouped for row in ledger.gemms)
-    return (
-        runtime.launch_host_s * launches
-        + runtime.group_launch_host_s * (passes * further + ledger.total(by_group))
-        + routed * runtime.dispatch_host_s
+    return runtime.launch_host_s * launches + runtime.group_launch_host_s * (
+        passes * further + ledger.total(by_group)
     )

@@ -302,9 +302,12 @@ class Pricer:
     def _wait_for_launches(self, ledger: Ledger, forward: np.ndarray, backward: np.ndarray) -> None:
         """Charges to compute what the host needs beyond the GPU to launch a piece's operations one by one."""
         if self.runtime.launch_host_s and not self.graphs:
+            dispatch = self.runtime.dispatch_host_s * any(row.grouped for row in ledger.gemms)
             for side, times in (("forward", forward), ("backward", backward)):
                 host = launch_seconds(ledger, self.runtime, self.placements, self.work, side)
-                times[0] += np.maximum(host - times.sum(axis=0), 0.0)
+                # Forward the host reads counts of tokens before it goes on, and the GPU has nothing to do meanwhile.
+                waits, beside = (dispatch, 0.0) if side == "forward" else (0.0, dispatch)
+                times[0] += np.maximum(host + beside - times.sum(axis=0), 0.0) + waits
 
     # ---------------------------------------------------------------- communication
 
