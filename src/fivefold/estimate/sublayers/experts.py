@@ -50,7 +50,7 @@ class ExpertWriter(FeedWriter):
             )
         )
         ledger.saved.append(Saved("router probabilities", "moe", 2 * SINGLE * s.norm_tokens * feed.num_experts))
-        self._permutation(ledger, sent, received, feed.top_k)
+        self._permutation(ledger, sent, received, feed)
         self._expert_exchanges(ledger, feed.top_k, received)
         ledger.saved.append(Saved("experts.fc1 input", "moe", self.linear_input_bytes * received * h))
         rows = received / local
@@ -105,13 +105,23 @@ class ExpertWriter(FeedWriter):
         ep = self.shard.ep
         return np.where((ep > 1) & self.runtime.tokens_sent_once, drawn(ep, top_k) / top_k, 1.0)
 
-    def _permutation(self, ledger: Ledger, sent: np.ndarray, received: np.ndarray, top_k: int) -> None:
-        """Tokens in the order of ranks before they are sent and of experts after; sent once, only the latter."""
+    def _permutation(self, ledger: Ledger, sent: np.ndarray, received: np.ndarray, feed: Experts) -> None:
+        """Tokens in the order of ranks before they are sent and, where a rank has several experts, of experts after;
+        sent once, only the latter."""
         unit, once = self.element_bytes * self.hidden, self.runtime.tokens_sent_once
-        moved = unit * (received + self._copies(top_k) * sent) if once else 2 * unit * (sent + received)
-        kernels = 1 if once else 2 if self.runtime.fused_permutation else 4
+        kernels = 1 if once or self.runtime.fused_permutation else 2
+        several = np.where(feed.num_experts > self.shard.ep, 1.0, 0.0)
+        by_rank = unit * self._copies(feed.top_k) * sent if once else 2 * unit * sent
+        by_expert = unit * received if once else 2 * unit * received * several
         for name in ("permute", "unpermute"):
-            ledger.streams.append(Stream(name, "moe", moved, moved, kernels, kernels))
+            if once:
+                both = by_rank + by_expert
+                ledger.streams.append(Stream(name, "moe", both, both, kernels, kernels))
+                continue
+            ledger.streams += [
+                Stream(name, "moe", by_rank, by_rank, kernels, kernels),
+                Stream(f"{name} by expert", "moe", by_expert, by_expert, kernels, kernels),
+            ]
 
     def _expert_biases(self, ledger: Ledger, feed: Experts) -> None:
         """The last one is added after the reduction over etp, so that every rank of it has it whole."""
