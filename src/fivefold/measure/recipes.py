@@ -66,7 +66,7 @@ def _by_release(run: Run, line: Framework) -> dict[str, Any]:
     if sent_once:
         changes["tokens_sent_once"] = True
     if drops_tokens(run):
-        changes["dispatch_host_s"] = 0.0
+        changes |= {"dispatch_host_s": 0.0, "experts_padded": False}
     if "cross-entropy-loss-fusion" in options:
         changes = {**_NATIVE_FUSED_LOSS, **changes}
     graph = re.search(r"cuda_graph_impl=(\w+)(?:.*cuda_graph_scope=([^;]+))?", options)

@@ -39,6 +39,7 @@ PROFILE = Profile(
     checkpoint_stops_early=False,
     ep_overlap_hidden=0.8,
     expert_extras_apart=True,
+    experts_padded=True,
     stretched_rotary_apart=True,
     step_overhead_s=0.008,
     launch_host_s=1.25e-4,

@@ -180,6 +180,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     tokens_sent_once: bool = False
     fused_permutation: bool = False
     expert_extras_apart: bool = False
+    experts_padded: bool = False
     fused_experts: bool = False
     stretched_rotary_apart: bool = False
     gather_copy_bytes: float = 0.0

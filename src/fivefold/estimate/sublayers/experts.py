@@ -122,6 +122,9 @@ class ExpertWriter(FeedWriter):
                 Stream(name, "moe", by_rank, by_rank, kernels, kernels),
                 Stream(f"{name} by expert", "moe", by_expert, by_expert, kernels, kernels),
             ]
+            if self.runtime.experts_padded and self.work.precision in QUANTISED:
+                padded = 2 * unit * received
+                ledger.streams.append(Stream(f"pad, {name}", "moe", padded, padded))
 
     def _expert_biases(self, ledger: Ledger, feed: Experts) -> None:
         """The last one is added after the reduction over etp, so that every rank of it has it whole."""
