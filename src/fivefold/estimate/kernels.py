@@ -83,8 +83,8 @@ def launch_seconds(
     attends = len(ledger.attends) * (3 + work.dropout if unfused else 1)
     further = ledger.total([np.asarray(row.groups) - 1.0 for row in ledger.gemms if row.grouped])
     # What a key does not have moves nothing and launches nothing.
-    launched = [*(row for row in ledger.streams if not np.any(np.asarray(row.groups))), *ledger.scans]
-    by_group = [np.asarray(row.groups) * getattr(row, f"{side}_kernels") for row in ledger.streams]
+    launched = [*(row for row in ledger.streams if not row.by_group), *ledger.scans]
+    by_group = [np.asarray(row.groups) * getattr(row, f"{side}_kernels") for row in ledger.streams if row.by_group]
     moved = [getattr(row, f"{side}_bytes") for row in launched]
     moved += [row.bytes * (placements[row.axis].n > 1) * row.ring_steps for row in ledger.exchanges if row.when == side]
     kernels = [getattr(row, f"{side}_kernels") for row in launched]
@@ -96,6 +96,4 @@ def launch_seconds(
         launches = launches + sum(
             _between_products(row, at, False)[1] - _FUSED_SOFTMAX[at][1] for row in ledger.attends
         )
-    return runtime.launch_host_s * launches + runtime.group_launch_host_s * (
-        passes * further + ledger.total(by_group)
-    )
+    return runtime.launch_host_s * launches + runtime.group_launch_host_s * (passes * further + ledger.total(by_group))

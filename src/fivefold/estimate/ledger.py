@@ -106,7 +106,7 @@ class Stream:
     """A bandwidth-bound operation: bytes moved through device memory and kernels launched in each pass.
 
     also: a second, narrower recomputation module that re-runs this operation alone.
-    groups: where kernels are launched once for each of some groups, how many there are; else 0.
+    groups: where kernels are launched once for each of some groups (by_group), how many there are.
     """
 
     name: str
@@ -116,7 +116,8 @@ class Stream:
     forward_kernels: int = 1
     backward_kernels: int = 1
     also: Module | None = None
-    groups: Column = 0
+    groups: Column = 1
+    by_group: bool = False
 
 
 @dataclass(slots=True, frozen=True)

@@ -126,7 +126,7 @@ class Pricer:
         self._scans(ledger, forward, backward, flops)
         self._streams(ledger, forward, backward, recompute)
         exchanges, skipped_exchanges = self._exchanges(ledger, forward, backward, recompute, gemm_passes, attend_passes)
-        self._wait_for_launches(ledger, forward, backward)
+        self._wait_for_launches(ledger, forward, backward, recompute)
         dropped = np.zeros((modules, keys))
         for index, module in enumerate(RECOMPUTE_MODULES):
             dropped[index] = ledger.total([row.bytes for row in ledger.saved if _belongs(row.module, module)])
@@ -295,19 +295,28 @@ class Pricer:
         """[rows, K] seconds of one pass; an operation that a key does not have launches nothing."""
         size = ledger.stack([getattr(row, f"{side}_bytes") for row in rows])
         kernels = np.array([[getattr(row, f"{side}_kernels")] for row in rows]) * (size > 0)
-        if any(np.any(np.asarray(row.groups)) for row in rows):
+        if any(row.by_group for row in rows):
             kernels = kernels * np.maximum(ledger.stack([row.groups for row in rows]), 1)
         return streaming_seconds(self.curve, self.gpu, size, kernels)
 
-    def _wait_for_launches(self, ledger: Ledger, forward: np.ndarray, backward: np.ndarray) -> None:
-        """Charges to compute what the host needs beyond the GPU to launch a piece's operations one by one."""
-        if self.runtime.launch_host_s and not self.graphs:
-            dispatch = self.runtime.dispatch_host_s * any(row.grouped for row in ledger.gemms)
-            for side, times in (("forward", forward), ("backward", backward)):
-                host = launch_seconds(ledger, self.runtime, self.placements, self.work, side)
-                # Forward the host reads counts of tokens before it goes on, and the GPU has nothing to do meanwhile.
-                waits, beside = (dispatch, 0.0) if side == "forward" else (0.0, dispatch)
-                times[0] += np.maximum(host + beside - times.sum(axis=0), 0.0) + waits
+    def _wait_for_launches(
+        self, ledger: Ledger, forward: np.ndarray, backward: np.ndarray, recompute: np.ndarray
+    ) -> None:
+        """Charges to compute what the host needs beyond the GPU to launch a piece's operations one by one.
+
+        Forward, and when that is repeated, the host reads counts of tokens before it goes on, and the GPU has nothing
+        to do meanwhile.
+        """
+        if not self.runtime.launch_host_s or self.graphs:
+            return
+        routed = any(row.grouped for row in ledger.gemms)
+        waits = self.runtime.dispatch_host_s if routed else 0.0
+        for side, times in (("forward", forward), ("backward", backward)):
+            host = launch_seconds(ledger, self.runtime, self.placements, self.work, side)
+            beside, alone = (0.0, waits) if side == "forward" else (waits, 0.0)
+            times[0] += np.maximum(host + beside - times.sum(axis=0), 0.0) + alone
+        for bit in _modules("moe"):
+            recompute[bit, 0] += waits
 
     # ---------------------------------------------------------------- communication
 

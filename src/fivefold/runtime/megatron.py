@@ -81,6 +81,7 @@ PROFILE = Profile(
         "expert_extras_apart": (
             "Megatron-Core's TEGroupedMLP._apply_bias, and the clamps before the compiled kernel in fused_bias_geglu.py"
         ),
+        "experts_padded": "Megatron-Core's TEGroupedMLP.forward: quantization_padding and quantization_unpadding",
         "stretched_rotary_apart": "Megatron-Core's rope_utils.py: Transformer Engine's kernel takes no mscale",
         "step_overhead_s": "from memory: host work between steps, some milliseconds",
         "launch_host_s": (

@@ -67,11 +67,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         them is copied into their order, and what is scattered over it is copied first; not where TP overlap is on.
     ring_gathers: ring attention gathers keys and values at once, repeated for every query head, in both passes, and
         sends their fp32 gradients around. ring_waits: what it moves is waited for where it starts, beside no attention.
-    tokens_sent_once: of the experts that a token goes to, those of one rank get it in one copy, and the kernel that
-        sends it also puts it in their order (DeepEP and Hybrid-EP).
+    tokens_sent_once: of the experts that a token goes to, those of one rank get it in one copy, those of one node over
+        the network too, and the kernel that sends it also puts it in their order (DeepEP and Hybrid-EP).
     fused_permutation: tokens are put in another order by one kernel each time, instead of two.
     expert_extras_apart: what few experts have runs as kernels of its own: the bias of their second projection, times the
         router's probability and expert by expert, and the clamps of the gate's inputs.
+    experts_padded: under recipes that quantise, tokens are copied to where each expert's are a multiple of the block,
+        and back, unless their dispatcher leaves them so.
     fused_experts: under recipes that quantise, a kernel makes the experts' first products, activates and quantises them,
         and another does the same backward.
     stretched_rotary_apart: rotary embeddings whose frequencies are stretched by yarn run operation by operation.
@@ -99,8 +101,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_exchange_blocks: non-interleaved pipeline transfers stall the sender until received.
     tp_beside_dgrad_hidden, tp_beside_wgrad_hidden: share that is hidden of the TP collectives which linear layers start
         beside the matrix product of the input's, of the weight's gradient.
-    tp_in_step: seconds of an exposed TP collective inside a training step over the same collective alone: ranks arrive
-        apart, and the collective competes with compute for multiprocessors and memory.
+    tp_in_step: seconds of an exposed collective of tensor or expert parallelism inside a training step over the same
+        collective alone: ranks arrive apart, and it competes with compute for multiprocessors and memory.
     tp_overlap_hidden: share of TP communication hidden where TP overlap is on.
     checkpoint_stops_early: recomputation of a whole block ends at the last tensor that backward needs, so that the
         block's last projection is not run again.

@@ -66,9 +66,7 @@ class ExpertWriter(FeedWriter):
             ),
         ]  # fmt: skip
         act = self.element_bytes * received * width
-        self._activation(ledger, "experts", "moe", "moe_act", act, inputs)
-        if fused:
-            ledger.streams.pop()  # what the activation moved is what the products read and write anyway
+        self._activation(ledger, "experts", "moe", "moe_act", act, inputs, in_products=fused)
         if self.runtime.expert_extras_apart:
             self._extras(ledger, feed, act, received * h, local)
         ledger.working.append(
@@ -98,7 +96,9 @@ class ExpertWriter(FeedWriter):
             # Product, sum, joined. Backward two products, each summed, and gradients joined; casts where it was fp32.
             ahead = unit + (self.element_bytes + 2 * unit) + 2 * unit + cast
             back = 6 * unit + 2 * self.element_bytes + 2 * cast
-            ledger.streams.append(Stream("experts.fc2 bias", "moe", ahead * out, back * out, 2, 4, groups=local))
+            ledger.streams.append(
+                Stream("experts.fc2 bias", "moe", ahead * out, back * out, 2, 4, groups=local, by_group=True)
+            )
 
     def _copies(self, top_k: int) -> np.ndarray:
         """Copies of a token that are sent, over the experts it goes to: with equal chances one for each rank hit."""

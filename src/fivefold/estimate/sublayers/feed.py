@@ -26,19 +26,31 @@ class FeedWriter(LinearWriter):
         ledger.working.append(Working(f"gradient of {name}.fc1 output", grad_out + gathered + inputs * act))
 
     def _activation(
-        self, ledger: Ledger, name: str, module: Module, act_module: Module, act: np.ndarray, inputs: int
+        self,
+        ledger: Ledger,
+        name: str,
+        module: Module,
+        act_module: Module,
+        act: np.ndarray,
+        inputs: int,
+        *,
+        in_products: bool = False,
     ) -> None:
-        """The non-linearity between two projections: `act` bytes out of `inputs` times as many in."""
+        """The non-linearity between two projections: `act` bytes out of `inputs` times as many in.
+
+        in_products: the products' kernels do it, and move nothing for it.
+        """
         extra = 0 if self.runtime.fused_glu or inputs == 1 else 1
-        ledger.streams.append(
-            Stream(
-                f"{name}.activation",
-                module,
-                (inputs + 1 + 2 * extra) * act,
-                (2 * inputs + 1 + 2 * extra) * act,
-                also=act_module if act_module != module else None,
+        if not in_products:
+            ledger.streams.append(
+                Stream(
+                    f"{name}.activation",
+                    module,
+                    (inputs + 1 + 2 * extra) * act,
+                    (2 * inputs + 1 + 2 * extra) * act,
+                    also=act_module if act_module != module else None,
+                )
             )
-        )
         ledger.saved.append(Saved(f"{name}.fc1 output", module, inputs * act))
         if extra:
             ledger.saved.append(Saved(f"{name}.activated gate", module, act))
