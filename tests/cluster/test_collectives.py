@@ -20,6 +20,7 @@ from fivefold.cluster import (
     bytes_sent_per_rank,
     cheapest_algorithm,
     collective_seconds,
+    dispatch_seconds,
     load_cluster,
     place,
 )
@@ -271,3 +272,33 @@ def test_fast_enough_for_a_search():
             collective_seconds(cluster, "all_reduce", size, placement)
         best = min(best, time.perf_counter() - start)
     assert best < 0.1
+
+
+@pytest.mark.parametrize(
+    ("system", "gpus", "nodes", "published"),
+    [
+        ("h100-sxm", 16, 2, (81e9, 90e9)),
+        ("h100-sxm", 32, 4, (61e9, 61e9)),
+        ("b200", 16, 2, (90e9, 91e9)),
+        ("b200", 8, 8, (643e9, 740e9)),
+    ],
+)
+def test_dispatch_of_tokens_is_as_fast_as_published(system, gpus, nodes, published) -> None:
+    """DeepEP's README (V2): 8,192 tokens of 7,168 elements and eight choices, bf16 combine. Logical bandwidth: a copy
+    for each node that is hit (for each rank, inside one), the own one counted in."""
+    tokens = 8192 * 7168 * 2
+    seconds = float(
+        dispatch_seconds(load_cluster(system, gpus=gpus), tokens, 8, place(load_cluster(system, gpus=gpus), gpus, 1))[0]
+    )
+    copies = nodes * (1 - (1 - 1 / nodes) ** 8)
+    assert 0.85 * published[0] < copies * tokens / seconds < 1.1 * published[1]
+
+
+def test_dispatch_inside_a_node_is_an_exchange_of_the_copies() -> None:
+    cluster = load_cluster("h100-sxm", gpus=8)
+    group, tokens = place(cluster, 8, 1), 1e9
+    copies = 8 * (1 - (7 / 8) ** 2)
+    assert dispatch_seconds(cluster, tokens, 2, group) == pytest.approx(
+        collective_seconds(cluster, "all_to_all", copies * tokens, group)
+    )
+    assert dispatch_seconds(cluster, tokens, 2, place(cluster, 1, 1)) == 0

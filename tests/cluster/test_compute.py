@@ -173,6 +173,24 @@ def test_one_group_is_a_plain_product(name, kind, m, n, k) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["a100-80g-sxm", "h100-sxm"])
+def test_uneven_groups_take_the_mean_of_their_sizes(name) -> None:
+    """64 groups of 1,024 rows, four tiles each if all were equal: against groups whose rows differ by up to two tiles,
+    each priced alone. A curve without waits for a last wave, so that tiles are all that differs."""
+    curve, gpu = (
+        msgspec.structs.replace(load_curve(name), wave_share=0.0, launch_s=0.0, group_launch_s=0.0),
+        load_gpu(name),
+    )
+    rows = 1024 + np.arange(-512, 513, 8)
+    alone = grouped_gemm_seconds(curve, gpu, 64, rows, 4096, 4096).mean()
+    equal, uneven = (grouped_gemm_seconds(curve, gpu, 64, 1024, 4096, 4096, uneven=on) for on in (False, True))
+    assert uneven == pytest.approx(alone, rel=0.03)
+    assert equal < 0.97 * alone
+    # Few rows fill one tile, not half of one.
+    few = [grouped_gemm_seconds(curve, gpu, 64, 8, 4096, 4096, uneven=on) for on in (False, True)]
+    assert few[0] == few[1]
+
+
 @pytest.mark.parametrize("name", curves())
 def test_limits_of_large_and_thin_products(name: str) -> None:
     curve, gpu = load_curve(name), load_gpu(name)

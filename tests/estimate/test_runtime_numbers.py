@@ -15,6 +15,7 @@ from fivefold.cluster.groups import place
 from fivefold.estimate import Kernel, Problem
 from fivefold.layout import Columns, Layout, Overlap, Workload
 from fivefold.layout.layout import RECOMPUTE_MODULES
+from fivefold.layout.workload import Precision
 from fivefold.runtime import load_runtime
 
 TOKENS, HIDDEN, VOCAB = 2048, 1024, 4096
@@ -29,9 +30,12 @@ def kernel(
     runtime: str = "megatron",
     grad_dtype: Literal["fp32", "bf16"] = "fp32",
     dropout: bool = False,
+    precision: Precision = "bf16",
     **changes: Any,
 ) -> Kernel:
-    work = Workload(seq_len=TOKENS, global_batch=64, grad_dtype=grad_dtype, dropout=dropout)
+    work = Workload(
+        seq_len=TOKENS, global_batch=64, grad_dtype=grad_dtype, dropout=dropout, precision=precision
+    )
     profile = replace(load_runtime(runtime), **changes)
     return Kernel(
         Problem(model, load_cluster("h100-sxm", gpus=gpus), work, profile), Columns.from_layouts([layout], gpus, work)
@@ -221,8 +225,95 @@ def test_tokens_sent_once_are_fewer_bytes(small):
     unit = 2 * TOKENS * HIDDEN
     assert dispatched(twice) == 2 * unit
     assert dispatched(once) == pytest.approx(1.75 * unit)
-    assert streams(twice, "permute")[0] == 2 * (2 + 2) * unit
+    assert streams(twice, "permute")[0] == streams(twice, "permute by expert")[0] == 2 * 2 * unit
     assert streams(once, "permute")[0] == pytest.approx((2 + 1.75) * unit)
+    # A rank with one expert has its tokens in order as they come.
+    assert streams(kernel(small["mixtral"], Layout(ep=8)), "permute by expert")[0] == 0
+
+
+def test_tokens_sent_once_cross_the_network_once_per_node(small):
+    """Sixteen ranks on two nodes: two copies at most leave, of eight choices, and one of them to the other node."""
+    feed = replace(small["mixtral"].runs[0].block.feed, num_experts=16, top_k=8)
+    model = _with_feed(small["mixtral"], feed)
+    twice, once = (kernel(model, Layout(ep=16), tokens_sent_once=on) for on in (False, True))
+    cluster = once.problem.cluster
+    card = cluster.links[-1].all_to_all_per_s
+
+    def exposed(k: Kernel) -> float:
+        row, seconds = next(pair for pair in k.costs[0].exchanges if pair[0].name == "dispatch")
+        assert row.axis == "ep"
+        return float(np.ravel(seconds)[0])
+
+    unit, in_step = 2 * TOKENS * HIDDEN, once.problem.runtime.tp_in_step
+    assert exposed(twice) > in_step * 8 * unit / 2 / card
+    assert in_step * 0.99 * unit / card < exposed(once) < in_step * (unit / card + 2e-4)
+
+
+def _with_feed(model, feed):
+    run = model.runs[0]
+    return replace(model, runs=(replace(run, block=replace(run.block, feed=feed)),))
+
+
+def test_the_host_waits_for_the_counts_of_tokens(small):
+    """Forward nothing hides it; backward, and in a block without experts, it is launches like others, or nothing."""
+    off, on = (
+        kernel(small["mixtral"], Layout(), launch_host_s=1e-9, group_launch_host_s=0.0, dispatch_host_s=each)
+        for each in (0.0, 0.1)
+    )
+    assert float((on.variants.forward_s - off.variants.forward_s)[0, 0]) == pytest.approx(0.1)
+    assert float((on.variants.backward_s - off.variants.backward_s)[0, 0]) == pytest.approx(
+        0.1 - float(off.variants.backward_s[0, 0]), rel=1e-3
+    )
+    dense = [kernel(small["llama"], Layout(), dispatch_host_s=each) for each in (0.0, 0.1)]
+    assert np.all(dense[0].variants.forward_s == dense[1].variants.forward_s)
+    # Recomputed experts are dispatched again.
+    again = [float(k.costs[0].recompute[RECOMPUTE_MODULES.index("moe"), 0, 0]) for k in (off, on)]
+    assert again[1] - again[0] == pytest.approx(0.1)
+
+
+def test_biases_of_experts_and_clamps_are_kernels_of_their_own(small):
+    """By hand, in units of the output's element: product 2, sum 6, joined 4; backward two products of 4 with sums of 2,
+    joined 4. In fp32 4, 10, 8 and a cast of 6; backward twice that cast, 12 for each product, joined 4."""
+    feed = replace(small["mixtral"].runs[0].block.feed, bias=True, clamped=True)
+    model = _with_feed(small["mixtral"], feed)
+    out, act = 2 * TOKENS * HIDDEN, 2 * 2 * TOKENS * feed.ffn
+    plain, fused = (kernel(model, Layout(ep=2), expert_extras_apart=on) for on in (True, False))
+    assert streams(plain, "experts.fc2 bias") == (12 * out, 16 * out)
+    assert streams(plain, "experts.clamp") == (8 * act, 10 * act)
+    assert saved(plain)["experts.clamped"] == 2 * act
+    assert {row.name for row in plain.ledgers[0].streams} - {row.name for row in fused.ledgers[0].streams} == {
+        "experts.fc2 bias", "experts.clamp",
+    }  # fmt: skip
+    single = kernel(model, Layout(ep=2), tokens_sent_once=True)
+    assert streams(single, "experts.fc2 bias") == (28 * out, 40 * out)
+    # Two launches for each of four local experts, four backward.
+    slow = kernel(model, Layout(ep=2), launch_host_s=1e-9, group_launch_host_s=1.0)
+    quick = kernel(small["mixtral"], Layout(ep=2), launch_host_s=1e-9, group_launch_host_s=1.0)
+    assert float((slow.variants.forward_s - quick.variants.forward_s)[0, 0]) == pytest.approx(8)
+    assert float((slow.variants.backward_s - quick.variants.backward_s)[0, 0]) == pytest.approx(16)
+
+
+def test_stretched_rotary_is_kernels_of_its_own(small):
+    model = replace(small["llama"], rotary=replace(small["llama"].rotary, scaling="yarn"))
+    elements = TOKENS * 64 * 24
+    assert streams(kernel(model, Layout()), "rotary") == (24 * elements, 20 * elements)
+    assert streams(kernel(model, Layout(), stretched_rotary_apart=False), "rotary") == (4 * elements, 4 * elements)
+    assert streams(kernel(small["llama"], Layout()), "rotary") == (4 * elements, 4 * elements)
+
+
+def test_quantised_experts_are_padded_or_fused(small):
+    """Padding copies what arrived and what leaves; fused kernels activate and quantise without passing memory."""
+    model, layout = small["mixtral"], Layout(ep=4)
+    received = 2 * 2 * TOKENS * HIDDEN
+    assert streams(kernel(model, layout, precision="fp8"), "pad, permute") == (2 * received, 2 * received)
+    for changes in ({"precision": "bf16"}, {"precision": "fp8", "tokens_sent_once": True}):
+        assert not any(row.name.startswith("pad") for row in kernel(model, layout, **changes).ledgers[0].streams)
+    apart, fused = (kernel(model, layout, precision="fp8", fused_experts=on) for on in (False, True))
+    names = [{row.name for row in k.ledgers[0].streams} for k in (apart, fused)]
+    assert names[0] - names[1] == {"experts.activation"}
+    assert fused.costs[0].forward[0, 0] < apart.costs[0].forward[0, 0]
+    sixteen = [kernel(model, layout, fused_experts=on) for on in (False, True)]
+    assert np.all(sixteen[0].costs[0].forward == sixteen[1].costs[0].forward)
 
 
 def test_fully_sharded_units_are_copied_beside_compute(small):

@@ -10,7 +10,7 @@ import pytest
 from fivefold.cluster import load_cluster, load_curve_of
 from fivefold.measure import Run, Unconvertible, convert, shipped_runs
 from fivefold.measure.predict import choose, predict
-from fivefold.model import count_params
+from fivefold.model import count_params, load_model
 from fivefold.runtime import load_runtime
 
 RUNS = {run.id: run for run in shipped_runs().runs}
@@ -381,6 +381,55 @@ def test_flexible_dispatchers_send_a_token_once():
     sent = convert(_change("simumax-0002", overlap="moe_flex_dispatcher_backend=deepep")).changes
     assert sent["tokens_sent_once"]
     assert "tokens_sent_once" not in convert(_change("simumax-0002", overlap=None)).changes
+
+
+def _experts(**fields):
+    return _change("simumax-0002", framework="Megatron-Bridge", arch="moe", experts=8, topk=2, moe_ffn=1024, **fields)
+
+
+def test_dropped_tokens_are_not_counted_by_the_host():
+    """Nor padded; the recipes of Blackwell replay whole blocks with them."""
+    blackwell = convert(_experts(source_date="25.09", notes="model note=(tokendrop)", overlap=None)).changes
+    hopper = convert(_experts(source_date="25.09", notes="(tokendrop)", overlap=None, gpu="H100")).changes
+    for changes in (blackwell, hopper):
+        assert (changes["dispatch_host_s"], changes["experts_padded"]) == (0, False)
+    assert blackwell["launch_host_s"] == 0
+    assert "launch_host_s" not in hopper
+    assert "dispatch_host_s" not in convert(_experts(source_date="25.09", overlap=None)).changes
+
+
+@pytest.mark.parametrize(
+    ("date", "gpu", "kind", "whole"),
+    [
+        ("26.08", "GB200", "mxfp8", True),
+        ("26.04", "GB200", "mxfp8", False),
+        ("26.08", "B200", "mxfp8", False),
+        ("26.08", "GB300", "bf16", False),
+    ],
+)
+def test_recipes_of_racks_replay_whole_steps(date, gpu, kind, whole):
+    case = convert(_experts(source_date=date, gpu=gpu, precision_kind=kind, overlap=None))
+    assert case.layout.overlap.ep is whole
+    assert ("fused_experts" in case.changes) is whole
+    assert ("tokens_sent_once" in case.changes) is whole
+    stated = convert(_experts(source_date=date, gpu=gpu, precision_kind=kind, overlap="cuda_graph_impl=none"))
+    assert "fused_experts" not in stated.changes
+
+
+def test_recipes_fuse_the_permutation():
+    assert convert(_experts(source_date="25.11")).changes["fused_permutation"]
+    assert "fused_permutation" not in convert(_experts(source_date="24.07")).changes
+
+
+def test_norms_of_queries_and_keys_are_the_catalogues():
+    qwen = load_model("qwen3-30b-a3b")
+    block = qwen.runs[0].block
+    run = _experts(model="qwen", layers=qwen.layers, hidden=qwen.hidden, vocab=qwen.vocab, heads=block.mixer.heads)
+    run = msgspec.structs.replace(run, experts=block.feed.num_experts, topk=block.feed.top_k)
+    case = convert(run)
+    assert case.model.runs[0].block.mixer.qk_norm
+    assert "architecture" in case.assumed
+    assert not convert(msgspec.structs.replace(run, hidden=4096)).model.runs[0].block.mixer.qk_norm
 
 
 @pytest.mark.parametrize(

@@ -70,12 +70,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     tokens_sent_once: of the experts that a token goes to, those of one rank get it in one copy, those of one node over
         the network too, and the kernel that sends it also puts it in their order (DeepEP and Hybrid-EP).
     fused_permutation: tokens are put in another order by one kernel each time, instead of two.
-    expert_extras_apart: what few experts have runs as kernels of its own: the bias of their second projection, times the
-        router's probability and expert by expert, and the clamps of the gate's inputs.
+    expert_extras_apart: what few experts have runs as kernels of its own: the bias of their second projection, times
+        the router's probability and expert by expert, and the clamps of the gate's inputs.
     experts_padded: under recipes that quantise, tokens are copied to where each expert's are a multiple of the block,
         and back, unless their dispatcher leaves them so.
-    fused_experts: under recipes that quantise, a kernel makes the experts' first products, activates and quantises them,
-        and another does the same backward.
+    fused_experts: under recipes that quantise, a kernel makes the experts' first products, activates and quantises
+        them, and another does the same backward.
     stretched_rotary_apart: rotary embeddings whose frequencies are stretched by yarn run operation by operation.
     gather_copy_bytes, scatter_copy_bytes: per parameter of a fully sharded unit, moved beside compute's own kernels to
         lay out what a gather brought, and what a scatter takes.
