@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from fivefold.cluster import collective_seconds, load_cluster, load_curve_of
-from fivefold.cluster.compute import streaming_seconds
+from fivefold.cluster.compute import grouped_gemm_seconds, streaming_seconds
 from fivefold.cluster.groups import place
 from fivefold.estimate import Kernel, Problem
 from fivefold.layout import Columns, Layout, Overlap, Workload
@@ -252,6 +252,19 @@ def test_tokens_sent_once_cross_the_network_once_per_node(small):
 def _with_feed(model, feed):
     run = model.runs[0]
     return replace(model, runs=(replace(run, block=replace(run.block, feed=feed)),))
+
+
+def test_experts_get_different_numbers_of_tokens(small):
+    """Which fill their tiles by half on average, but for the weights' gradients, whose rows are no tokens."""
+    k = kernel(small["mixtral"], Layout(), launch_host_s=0.0)
+    pricer, feed = k.pricer, small["mixtral"].runs[0].block.feed
+    sizes = (8, 2 * TOKENS / 8, 2 * feed.ffn, HIDDEN)
+    curve, gpu = pricer.curve, k.problem.cluster.gpu
+    for kind, uneven in (("fwd", True), ("wgrad", False)):
+        groups, m, n, depth = sizes if kind == "fwd" else (8, sizes[2], sizes[3], sizes[1])
+        alone = grouped_gemm_seconds(curve, gpu, groups, m, n, depth, "bf16", kind, uneven=uneven)
+        inside = pricer._gemm_seconds(sizes[1], sizes[2], sizes[3], 8, kind, True, "bf16")
+        assert inside == pytest.approx(curve.in_step * alone)
 
 
 def test_the_host_waits_for_the_counts_of_tokens(small):

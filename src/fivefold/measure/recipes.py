@@ -19,8 +19,8 @@ _FUSED_RMS_NORM = "2025-10"
 _LOSS_COMPILED = "2025-03"
 # Recipes of mixtures of experts with 8-bit block scales on GB200 and GB300 replay whole iterations since
 # Megatron-Bridge 0.5 (perf_recipes/gpt_oss, _apply_full_iter_fp8mx_overrides, and deepseek's, read; qwen3's the same in
-# the rows that list their options). Those that drop tokens replayed whole blocks on Blackwell (25.09's qwen3 recipes, cuda_graphs on,
-# read).
+# the rows that list their options). Those that drop tokens replayed whole blocks on Blackwell (25.09's qwen3 recipes,
+# cuda_graphs on, read).
 _WHOLE_STEPS = "cuda_graph_impl=full_iteration; moe_a2a_overlap=True; moe_flex_dispatcher_backend=hybridep"
 _WHOLE_STEPS_SINCE = "2026-06"
 _WHOLE_BLOCKS = "cuda_graph_impl=local"
