@@ -33,9 +33,7 @@ def kernel(
     precision: Precision = "bf16",
     **changes: Any,
 ) -> Kernel:
-    work = Workload(
-        seq_len=TOKENS, global_batch=64, grad_dtype=grad_dtype, dropout=dropout, precision=precision
-    )
+    work = Workload(seq_len=TOKENS, global_batch=64, grad_dtype=grad_dtype, dropout=dropout, precision=precision)
     profile = replace(load_runtime(runtime), **changes)
     return Kernel(
         Problem(model, load_cluster("h100-sxm", gpus=gpus), work, profile), Columns.from_layouts([layout], gpus, work)
