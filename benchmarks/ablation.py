@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 
 from ablation_constants import Constant, constants, word
 from accuracy import percent, table
-from fivefold.estimate import interval
+from fivefold.estimate import doubt, interval
 from fivefold.measure import Run, shipped_runs
 from fivefold.measure.convert import Case, Unconvertible, convert
 from fivefold.measure.predict import Predicted, choose, predict_all
@@ -141,18 +142,18 @@ def _by_source(sources: np.ndarray, was: np.ndarray, now: np.ndarray, use: np.nd
 
 
 @contextmanager
-def _interval(name: str, value: float):
-    old = getattr(interval, name)
-    setattr(interval, name, value)
+def _interval(module: ModuleType, name: str, value: object):
+    old = getattr(module, name)
+    setattr(module, name, value)
     try:
         yield
     finally:
-        setattr(interval, name, old)
+        setattr(module, name, old)
 
 
 _INTERVAL = (
-    ("_EXPERTS", 0.0, "added spread of mixtures of experts"),
-    ("_SHAPES_KEPT", 0.0, "share of one shape's spread that a step keeps"),
+    (interval, "_EXPERTS", 0.0, "added spread of mixtures of experts"),
+    (doubt, "WIDTHS", dict.fromkeys(doubt.WIDTHS, 0.0), "width of owners that are less sure"),
 )
 
 
@@ -160,17 +161,19 @@ def interval_rows(base: Base) -> list[tuple[str, str, str, str, str]]:
     """(name, value, neutral, coverage with, coverage without), the mean over judged sources."""
     rows = []
     with_all = _coverage(base)
-    for name, neutral, words in _INTERVAL:
-        if not hasattr(interval, name):
-            continue
-        value = getattr(interval, name)
-        with _interval(name, neutral):
-            rows.append((words, f"{value:g}", f"{neutral:g}", percent(with_all), percent(_coverage(base))))
+    for module, name, neutral, words in _INTERVAL:
+        value = _in_words(getattr(module, name))
+        with _interval(module, name, neutral):
+            rows.append((words, value, "0", percent(with_all), percent(_coverage(base))))
     plain = [replace(case, changes={**case.changes, "time_spread": 0.10}) for case in base.cases]
     spreads = ", ".join(f"{profile.time_spread:g} ({profile.name})" for profile in PROFILES)
     without = percent(_coverage(base._replace(cases=plain)))
     rows.append(("time_spread of each runtime", spreads, "0.1", percent(with_all), without))
     return rows
+
+
+def _in_words(value: float | dict[str, float]) -> str:
+    return ", ".join(f"{each:g} ({name})" for name, each in value.items()) if isinstance(value, dict) else f"{value:g}"
 
 
 def _coverage(base: Base) -> float:

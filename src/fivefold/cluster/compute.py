@@ -93,6 +93,8 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         clocks, cold caches and the small kernels that a ledger leaves out. 1 where no training run was fitted.
     spread: relative standard deviation of measured around predicted seconds, per operation (gemm, grouped, attention,
         streaming): 80% of the fitted points lie within 1.28 spread. source: where the numbers come from.
+    in_runs: whether published training runs on this very GPU bear its level out: 20 or more, whose mean error is within
+        the runtimes' spread (docs/accuracy.md, by GPU). A GPU does not inherit it from its base.
     """
 
     efficiency: dict[Kind, Fraction]
@@ -111,6 +113,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     spread: dict[Operation, Share]
     source: str
     in_step: Annotated[float, msgspec.Meta(ge=0.5, le=3)] = 1.0
+    in_runs: bool = False
 
     def __post_init__(self) -> None:
         for table, keys in (
@@ -131,7 +134,7 @@ def _tables() -> dict[str, dict[str, Any]]:
     tables: dict[str, dict[str, Any]] = {}
     for name, table in tomllib.loads(text).items():
         base = table.pop("base", None)
-        tables[name] = _merge(tables[base], table) if base else table
+        tables[name] = {**(_merge(tables[base], table) if base else table), "in_runs": table.get("in_runs", False)}
     return tables
 
 

@@ -11,6 +11,7 @@ from fivefold.cluster import bytes_sent_per_rank
 from fivefold.cluster.groups import Placement
 from fivefold.estimate import by_operation
 from fivefold.estimate.counted import flops_per_token
+from fivefold.estimate.doubt import doubt
 from fivefold.estimate.interval import around
 from fivefold.estimate.kernel import Kernel, Problem
 from fivefold.estimate.ledger import Exchange, Ledger
@@ -161,7 +162,7 @@ class Detail:
         flops = self.flops
         rate = problem.work.tokens_per_batch / seconds
         return Step(
-            seconds=around(seconds, problem),
+            seconds=around(seconds, problem, float(doubt(kernel, _ONE, np.array([seconds]))[0])),
             breakdown_s=Parts(breakdown),
             tokens_per_s=rate,
             tokens_per_s_per_gpu=rate / gpus,
@@ -189,9 +190,10 @@ class Detail:
         # Rounding of the sums above is not a bubble: it goes to `other`, so that the owners add up to the step.
         waiting = free - sum(owners.values()) - gathers - copies
         bubble = waiting if waiting > _ROUNDING * free else 0.0
+        at = [index for index, owner in enumerate(OWNERS) if owner not in ("tp", "cp", "ep")]
         return {
-            "compute": float(once[0]),
-            "recompute": float(redone[0]),
+            "compute": float(once[at].sum()),
+            "recompute": float(redone[at].sum()),
             "tp": owners["tp"],
             "cp": owners["cp"],
             "ep": owners["ep"],

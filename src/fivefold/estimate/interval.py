@@ -1,7 +1,7 @@
 """Intervals: an 80% range around a predicted step time, from the spread that validation measured.
 
-The relative spread joins the runtime's (what published runs scatter around predictions, docs/accuracy.md) and the
-GPU's matrix-product curve (how well its constants fit), as independent errors.
+Three things join as independent errors: the runtime's spread, which holds for every step; the owners of the step that
+are less sure (fivefold.estimate.doubt); and, for a GPU that no training run was compared on, its curve.
 """
 
 from __future__ import annotations
@@ -16,29 +16,38 @@ if TYPE_CHECKING:
     from fivefold.estimate.problem import Problem
 
 _NORMAL_80 = 1.2816  # half-width of the central 80% of a normal distribution, in standard deviations
-# A step sums over many shapes, whose errors partly cancel: half of one shape's spread is kept.
-_SHAPES_KEPT = 0.5
 # Mixtures of experts beside dense models: how evenly tokens fall on experts, which dispatcher moves them and which
-# release ran are rarely stated (80% of 36 published runs lie within 24%, docs/accuracy.md).
-_EXPERTS = 0.22
+# release ran are rarely stated (fit, with the widths of doubt.py: 36 published runs, docs/accuracy.md).
+_EXPERTS = 0.25
 
 
-def relative_spread(problem: Problem) -> float:
-    """Half-width of the 80% interval, relative to the value: of the user's own runs where they are fitted."""
+def relative_spread(problem: Problem, doubt: float) -> float:
+    """Half-width of the 80% interval, relative to the value: of the user's own runs where they are fitted.
+
+    doubt: what the owners of the step add, relative (fivefold.estimate.doubt).
+    """
     if problem.fit is not None:
         beyond = _EXPERTS if problem.model.is_moe and not problem.fit.experts else 0.0
         return hypot(problem.fit.spread, beyond)
+    experts = _EXPERTS if problem.model.is_moe else 0.0
+    return hypot(problem.runtime.time_spread, doubt, experts, _level_spread(problem))
+
+
+def _level_spread(problem: Problem) -> float:
+    """What the speed of the whole GPU may be off where no training run says: the curve's spread, of which nothing
+    cancels between shapes. Where runs say, it is part of the runtimes' spread, which is that of those runs. Published
+    runs on B200 come out 25% too fast with H100's shares of peak, those on H100 30% too slow with B200's, those on
+    A100 and H100 5 to 7% off with each other's."""
     curve = load_curve_of(problem.cluster)
-    shapes = _NORMAL_80 * _SHAPES_KEPT * curve.spread.get("gemm", 0.1)
-    return hypot(problem.runtime.time_spread, shapes, _EXPERTS if problem.model.is_moe else 0.0)
+    return 0.0 if curve.in_runs else _NORMAL_80 * curve.spread["gemm"]
 
 
-def around(seconds: float, problem: Problem) -> Quantity:
+def around(seconds: float, problem: Problem, doubt: float) -> Quantity:
     """The predicted seconds with their 80% interval."""
-    spread = relative_spread(problem)
+    spread = relative_spread(problem, doubt)
     profile = f"{problem.runtime.name} profile {problem.runtime.versions} on {problem.cluster.gpu.name}"
     origin = (
-        f"{profile}; interval from the spread of published runs and of the compute curve"
+        f"{profile}; interval from the spread of published runs and what the step spends its time on"
         if problem.fit is None
         else f"{profile}, {problem.fit.provenance}; interval from their spread"
     )

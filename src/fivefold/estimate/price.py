@@ -6,38 +6,29 @@ beside it, or (ring attention) behind attention itself. Only what is left over i
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
 from fivefold.cluster import Cluster, collective_seconds, dispatch_seconds, load_curve_of
-from fivefold.cluster.compute import (
-    Kind,
-    Precision,
-    gemm_seconds,
-    grouped_gemm_seconds,
-    streaming_seconds,
-)
+from fivefold.cluster.compute import Precision, streaming_seconds
 from fivefold.cluster.groups import Placement, place
 from fivefold.estimate import by_operation
-from fivefold.estimate.casts import Casts
 from fivefold.estimate.kernels import flash_seconds, launch_seconds, unfused_seconds
-from fivefold.estimate.ledger import Column, Exchange, Gemm, Ledger, Stream, Weight
+from fivefold.estimate.ledger import Column, Exchange, Ledger, Stream, Weight
+from fivefold.estimate.products import ProductPricer, Products
 from fivefold.estimate.scans import scan_seconds
 from fivefold.estimate.shard import Shard
 from fivefold.layout.columns import RECOMPUTE_MODULES
-from fivefold.layout.workload import QUANTISED, Workload
+from fivefold.layout.workload import Workload
 from fivefold.runtime import Profile
 
-_KINDS: tuple[Kind, ...] = ("fwd", "dgrad", "wgrad")
 _SELECTIVE = RECOMPUTE_MODULES.index("core_attn")  # what selective recomputation is where no module is named
-# Bytes moved per element of a weight gradient: by a product that adds to an fp32 accumulator, and by one that does not.
-_ACCUMULATED_BYTES, _SIXTEEN_BIT_BYTES = 8, 2
-# Of them, what a kernel that adds it saves where the accumulator, which it reads and writes, is 16 bit wide too.
-_NARROW_ACCUMULATOR_BYTES = {"fp32": 0, "bf16": 4}
-OWNERS = ("compute", "tp", "cp", "ep")
+# compute: matrix products, attention and scans. memory: operations bound by the GPU's memory. host: what the host needs
+# beyond the GPU to launch a piece's operations.
+OWNERS = ("compute", "tp", "cp", "ep", "memory", "host")
+_MEMORY, _HOST = OWNERS.index("memory"), OWNERS.index("host")
 # Axes whose collectives ranks reach apart and compete with compute for, beside those that Profile.tp_in_step names.
 _IN_STEP = ("tp", "ep", "etp")
 _OWNER_OF_AXIS = {"tp": 1, "cp": 2, "ep": 3, "etp": 3}
@@ -90,14 +81,9 @@ class Pricer:
         self.curve = load_curve_of(cluster)
         self.runtime = runtime
         self.attention_kernel = next((name for name in runtime.attention_kernels if name in self.curve.attention), None)
-        self.precision: Precision = work.precision
         self.sixteen_bit: Precision = "fp16" if work.precision == "fp16" else "bf16"
-        self.casts = Casts(self.curve, self.gpu, self.precision, runtime.scaled_by_row)
+        self.products = ProductPricer(self.curve, self.gpu, runtime, work)
         self.work = work
-        self.frozen = work.trained == "adapters"
-        in_bf16 = runtime.bf16_wgrad_bytes if self.sixteen_bit == "bf16" else 0
-        self.wgrad_bytes = in_bf16 or runtime.wgrad_bytes
-        self.narrow_bytes = _NARROW_ACCUMULATOR_BYTES[work.grad_dtype]
         self.graphs = work.cuda_graphs
         self.shard = shard
         self.placements: dict[str, Placement] = {
@@ -119,13 +105,17 @@ class Pricer:
         recompute = np.zeros((modules, len(OWNERS), keys))
         flops = np.zeros(keys)
         module_flops = np.zeros((modules, keys))
-        gemm_passes, skipped, skipped_flops, weight_grad = self._gemms(
-            ledger, forward, backward, recompute, flops, module_flops
-        )
+        skipped, skipped_flops = np.zeros((len(OWNERS), keys)), np.zeros(keys)  # by a checkpoint that stops early
+        products = list(self.products.of(ledger))
+        for each in products:
+            self._gemms(each, forward, backward, recompute, skipped)
+            self._count(each, flops, module_flops, skipped_flops)
         attend_passes = self._attention(ledger, forward, backward, recompute, flops, module_flops)
         self._scans(ledger, forward, backward, flops)
         self._streams(ledger, forward, backward, recompute)
-        exchanges, skipped_exchanges = self._exchanges(ledger, forward, backward, recompute, gemm_passes, attend_passes)
+        exchanges = self._exchanges(
+            ledger, forward, backward, recompute, skipped, _backward_passes(products), attend_passes
+        )
         self._wait_for_launches(ledger, forward, backward, recompute)
         dropped = np.zeros((modules, keys))
         for index, module in enumerate(RECOMPUTE_MODULES):
@@ -133,7 +123,7 @@ class Pricer:
         if self.runtime.selective_by_operation and (ledger.attends or ledger.scans):
             # It knows no modules: whatever is named, one policy holds for the block.
             recompute[:], dropped[:], module_flops[:] = 0.0, 0.0, 0.0
-            self._by_operation(ledger, recompute[_SELECTIVE], dropped[_SELECTIVE], module_flops[_SELECTIVE])
+            self._by_operation(ledger, products, recompute[_SELECTIVE], dropped[_SELECTIVE], module_flops[_SELECTIVE])
             recompute[_SELECTIVE, _OWNER_OF_AXIS["tp"]] = sum(
                 s for row, s in exchanges if by_operation.gathers_again(row)
             )
@@ -142,7 +132,7 @@ class Pricer:
         return Cost(
             forward=forward,
             backward=backward,
-            weight_grad=weight_grad,
+            weight_grad=sum((_waiting(ledger, each) for each in products), start=np.zeros(keys)),
             recompute=recompute,
             saved_bytes=ledger.total([row.bytes for row in ledger.saved]),
             dropped_bytes=dropped,
@@ -159,95 +149,51 @@ class Pricer:
             flops=flops,
             module_flops=module_flops,
             exchanges=exchanges,
-            full=forward - np.concatenate([skipped[None], skipped_exchanges]),
+            full=forward - skipped,
             full_flops=flops - skipped_flops,
         )
 
-    def _by_operation(self, ledger: Ledger, again: np.ndarray, dropped: np.ndarray, flops: np.ndarray) -> None:
+    def _by_operation(
+        self, ledger: Ledger, products, again: np.ndarray, dropped: np.ndarray, flops: np.ndarray
+    ) -> None:
         """Selective recomputation that names no module, where the runtime chooses single operations."""
         dropped[:] = ledger.total([row.bytes for row in ledger.saved]) - ledger.total(list(by_operation.kept(ledger)))
         again[:], flops[:] = 0.0, 0.0
-        for row, share in zip(ledger.gemms, by_operation.redone(ledger), strict=True):
-            quantised = self._quantises(row)
-            precision = self.precision if quantised or self.precision not in QUANTISED else self.sixteen_bit
-            seconds = self._gemm_seconds(row.m, row.n, row.k, row.groups, "fwd", row.grouped, precision)
-            if quantised:
-                inputs, weights = (np.asarray(size) * row.k * row.groups for size in (row.m, row.n))
-                seconds = seconds + self.casts.forward(inputs, np.asarray(row.input_shared), weights)
-            again[0] += share * seconds
-            flops += share * 2 * np.asarray(row.m) * row.n * row.k * row.groups
+        shares = {row.name: share for row, share in zip(ledger.gemms, by_operation.redone(ledger), strict=True)}
+        for each in products:
+            share = ledger.stack([shares[row.name] for row in each.rows])
+            again[0] += (share * each.alone["fwd"]).sum(axis=0)
+            again[_MEMORY] += (share * each.beside["fwd"]).sum(axis=0)
+            flops += (share * each.flops).sum(axis=0)
         if ledger.streams:
-            again[0] += self.curve.in_step * self._stream_seconds(ledger, ledger.streams, "forward").sum(axis=0)
+            seconds = self._stream_seconds(ledger, ledger.streams, "forward").sum(axis=0)
+            again[_MEMORY] += self.curve.in_step * seconds
         for row in ledger.scans:
             ahead, _ = scan_seconds(self.curve, self.gpu, ledger, row, self.sixteen_bit, self.attention_kernel)
             again[0] += self.curve.in_step * ahead
 
     # ---------------------------------------------------------------- compute
 
-    def _gemms(self, ledger, forward, backward, recompute, flops, module_flops):
-        """Charges matrix products. Returns their backward times by (name, gradient), for what hides behind them, the
-        forward time that a checkpoint which stops early does not repeat, and the backward time that can wait."""
-        passes: dict[tuple[str, str], np.ndarray] = {}
-        skipped, skipped_flops, waiting = (np.zeros(len(self.shard)) for _ in range(3))
-        for grouped, quantised in itertools.product((False, True), repeat=2):
-            rows = [row for row in ledger.gemms if row.grouped is grouped and self._quantises(row) is quantised]
-            if not rows:
-                continue
-            precision = self.precision if quantised or self.precision not in QUANTISED else self.sixteen_bit
-            m, n, k = (ledger.stack([getattr(row, size) for row in rows]) for size in "mnk")
-            groups, waits = (ledger.stack([getattr(row, size) for row in rows]) for size in ("groups", "waits"))
-            seconds = {kind: self._gemm_seconds(m, n, k, groups, kind, grouped, precision) for kind in _KINDS}
-            if quantised:
-                inputs, gradients, weights = m * k * groups, m * n * groups, n * k * groups
-                ours, theirs = (
-                    ledger.stack([getattr(row, name) for row in rows]) for name in ("input_shared", "gradient_shared")
-                )
-                cast = ~np.array([row.comes_quantised for row in rows])
-                seconds["fwd"] += cast[:, :1] * self.casts.forward(inputs, ours, weights)
-                for kind, one in self.casts.backward(inputs, gradients, theirs, weights).items():
-                    seconds[kind] += cast[:, 1:] * one
-            if self.frozen:
-                seconds["wgrad"] = seconds["wgrad"] * np.array([[row.adapter] for row in rows])
-            work = 2 * m * n * k * groups
-            flops += work.sum(axis=0)
-            forward[0] += seconds["fwd"].sum(axis=0)
-            backward[0] += seconds["dgrad"].sum(axis=0) + seconds["wgrad"].sum(axis=0)
-            waiting += (waits * seconds["wgrad"]).sum(axis=0)
-            for index, row in enumerate(rows):
-                passes[row.name, "dgrad"] = seconds["dgrad"][index]
-                passes[row.name, "wgrad"] = seconds["wgrad"][index]
+    def _gemms(self, products: Products, forward, backward, recompute, skipped) -> None:
+        """Charges matrix products to compute, and what comes with them to memory."""
+        for owner, seconds in ((0, products.alone), (_MEMORY, products.beside)):
+            forward[owner] += seconds["fwd"].sum(axis=0)
+            backward[owner] += seconds["dgrad"].sum(axis=0) + seconds["wgrad"].sum(axis=0)
+            for row, ahead in zip(products.rows, seconds["fwd"], strict=True):
                 if row.ends_block and self.runtime.checkpoint_stops_early:
-                    skipped += seconds["fwd"][index]
-                    skipped_flops += work[index]
+                    skipped[owner] += ahead
                     continue
                 for bit in _modules(row.module):
-                    recompute[bit, 0] += seconds["fwd"][index]
-                    module_flops[bit] += work[index]
-        return passes, skipped, skipped_flops, waiting
+                    recompute[bit, owner] += ahead
 
-    def _quantises(self, row: Gemm) -> bool:
-        return self.precision in QUANTISED and not row.sixteen_bit
-
-    def _gemm_seconds(self, m, n, k, groups, kind: Kind, grouped: bool, precision: Precision) -> np.ndarray:
-        if kind == "dgrad":
-            n, k = k, n
-        elif kind == "wgrad":
-            m, n, k = (n, k, m)
-        moved = self.wgrad_bytes
-        added = kind == "wgrad" and moved > _ACCUMULATED_BYTES
-        out = _SIXTEEN_BIT_BYTES if added else moved if kind == "wgrad" else None
-        if grouped:
-            # Experts get different numbers of tokens, which are the rows of all but the weights' gradients.
-            alone = grouped_gemm_seconds(
-                self.curve, self.gpu, groups, m, n, k, precision, kind, output_bytes=out, uneven=kind != "wgrad"
-            )
-        else:
-            alone = gemm_seconds(self.curve, self.gpu, m, n, k, precision, kind, output_bytes=out)
-        if added:
-            # A kernel of its own adds the gradient to the accumulator, which nothing hides.
-            bytes_apart = (moved - _SIXTEEN_BIT_BYTES - self.narrow_bytes) * np.asarray(m) * n * groups
-            alone = alone + streaming_seconds(self.curve, self.gpu, bytes_apart)
-        return self.curve.in_step * alone
+    def _count(self, products: Products, flops, module_flops, skipped_flops) -> None:
+        flops += products.flops.sum(axis=0)
+        for row, work in zip(products.rows, products.flops, strict=True):
+            if row.ends_block and self.runtime.checkpoint_stops_early:
+                skipped_flops += work
+                continue
+            for bit in _modules(row.module):
+                module_flops[bit] += work
 
     def _attention(self, ledger, forward, backward, recompute, flops, module_flops) -> tuple[np.ndarray, np.ndarray]:
         keys = len(self.shard)
@@ -282,14 +228,14 @@ class Pricer:
             return
         ahead, back = (self._stream_seconds(ledger, rows, side) for side in ("forward", "backward"))
         ahead, back = self.curve.in_step * ahead, self.curve.in_step * back
-        forward[0] += ahead.sum(axis=0)
-        backward[0] += back.sum(axis=0)
+        forward[_MEMORY] += ahead.sum(axis=0)
+        backward[_MEMORY] += back.sum(axis=0)
         for index, row in enumerate(rows):
             bits = set(_modules(row.module))
             if row.also:
                 bits |= set(_modules(row.also))
             for bit in bits:
-                recompute[bit, 0] += ahead[index]
+                recompute[bit, _MEMORY] += ahead[index]
 
     def _stream_seconds(self, ledger: Ledger, rows: list[Stream], side: str) -> np.ndarray:
         """[rows, K] seconds of one pass; an operation that a key does not have launches nothing."""
@@ -302,7 +248,7 @@ class Pricer:
     def _wait_for_launches(
         self, ledger: Ledger, forward: np.ndarray, backward: np.ndarray, recompute: np.ndarray
     ) -> None:
-        """Charges to compute what the host needs beyond the GPU to launch a piece's operations one by one.
+        """Charges what the host needs beyond the GPU to launch a piece's operations one by one.
 
         Forward, and when that is repeated, the host reads counts of tokens before it goes on, and the GPU has nothing
         to do meanwhile.
@@ -314,17 +260,15 @@ class Pricer:
         for side, times in (("forward", forward), ("backward", backward)):
             host = launch_seconds(ledger, self.runtime, self.placements, self.work, side)
             beside, alone = (0.0, waits) if side == "forward" else (waits, 0.0)
-            times[0] += np.maximum(host + beside - times.sum(axis=0), 0.0) + alone
+            times[_HOST] += np.maximum(host + beside - times.sum(axis=0), 0.0) + alone
         for bit in _modules("moe"):
-            recompute[bit, 0] += waits
+            recompute[bit, _HOST] += waits
 
     # ---------------------------------------------------------------- communication
 
-    def _exchanges(self, ledger, forward, backward, recompute, gemm_passes, attend_passes):
-        """Charges what is exposed of every collective to its owner; returns them with their exposed seconds, and the
-        seconds that a checkpoint which stops early does not repeat, by owner but compute."""
+    def _exchanges(self, ledger, forward, backward, recompute, skipped, gemm_passes, attend_passes):
+        """Charges what is exposed of every collective to its owner; returns them with their exposed seconds."""
         exposed: list[tuple[Exchange, np.ndarray]] = []
-        skipped = np.zeros((len(OWNERS) - 1, len(self.shard)))
         beside_share = {"dgrad": self.runtime.tp_beside_dgrad_hidden, "wgrad": self.runtime.tp_beside_wgrad_hidden}
         hidden = {"tp": self.runtime.tp_overlap_hidden, "ep": self.runtime.ep_overlap_hidden}
         overlap = {"tp": self.shard.overlap_tp, "ep": self.shard.overlap_ep}
@@ -349,14 +293,14 @@ class Pricer:
             if row.when == "forward":
                 forward[owner] += seconds
                 if row.ends_block and self.runtime.checkpoint_stops_early:
-                    skipped[owner - 1] += seconds
+                    skipped[owner] += seconds
                 else:
                     for bit in _modules(row.module):
                         recompute[bit, owner] += seconds
             else:
                 backward[owner] += seconds
             exposed.append((row, seconds))
-        return tuple(exposed), skipped
+        return tuple(exposed)
 
     def _beside_ring(self, row: Exchange) -> np.ndarray:
         """The share of attention that runs while a ring moves: its other steps, beside a gather the first alone."""
@@ -396,6 +340,21 @@ def _belongs(module: str, recomputed: str) -> bool:
 def _modules(module: str) -> tuple[int, ...]:
     """Indices of the recomputation modules that re-run operations of `module`."""
     return tuple(index for index, name in enumerate(RECOMPUTE_MODULES) if _belongs(module, name))
+
+
+def _backward_passes(products: list[Products]) -> dict[tuple[str, str], np.ndarray]:
+    """[K] seconds of backward's products by (name, gradient), for what hides behind them."""
+    return {
+        (row.name, kind): seconds
+        for each in products
+        for kind in ("dgrad", "wgrad")
+        for row, seconds in zip(each.rows, each.seconds(kind), strict=True)
+    }
+
+
+def _waiting(ledger: Ledger, products: Products) -> np.ndarray:
+    """[K] seconds of weight gradients that can wait."""
+    return (ledger.stack([row.waits for row in products.rows]) * products.seconds("wgrad")).sum(axis=0)
 
 
 def _placeholders(ledger: Ledger, part: str) -> np.ndarray:

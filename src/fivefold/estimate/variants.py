@@ -22,7 +22,7 @@ _INSIDE_MOE = [RECOMPUTE_MODULES.index(name) for name in ("moe_act", "shared_exp
 
 @dataclass(slots=True)
 class Variants:
-    """W variants, P pieces, O owners (compute, tp, cp, ep).
+    """W variants, P pieces, O owners (price.OWNERS).
 
     forward, backward, again: [W, P, O] seconds; `again` is what recomputation adds to backward.
     gather_forward, gather_backward: [W, P] exposed seconds of parameter gathers and gradient scatters.

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from fivefold.errors import FivefoldError
+from fivefold.estimate.doubt import doubt
 from fivefold.estimate.interval import around
 from fivefold.estimate.kernel import Kernel, Problem
 from fivefold.estimate.result import Quantity
@@ -151,11 +152,12 @@ def _price(case: Case, layouts: list[Layout]) -> list[Predicted]:
         last_rank = np.where(exists & last, total, 0).max(axis=1)
         outside = np.sum([*kernel.outside_allocator(rows).values()], axis=0)
         reserved = kernel.reserved(rows, peak)
+        unsure = doubt(kernel, rows, seconds)
     except FivefoldError as error:
         raise Unconvertible(error.message) from error
     return [
         Predicted(
-            seconds=around(float(seconds[i]), kernel.problem),
+            seconds=around(float(seconds[i]), kernel.problem, float(unsure[i])),
             peak_bytes=int(peak[i]),
             last_rank_bytes=int(last_rank[i]),
             reserved_bytes=int(reserved[i]),

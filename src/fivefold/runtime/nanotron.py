@@ -41,7 +41,7 @@ PROFILE = replace(
     tp_overlap_hidden=0.5,
     ep_overlap_hidden=0.0,
     launch_host_s=0.9e-4,
-    time_spread=0.13,
+    time_spread=0.065,
     sources={
         **MEGATRON.sources,
         "weight_bytes": "nanotron's bf16 parameters beside fp32 accumulators and masters (FP32GradientAccumulator)",
@@ -90,7 +90,7 @@ PROFILE = replace(
             "the first step and never freed; PyTorch's allocator gives large buffers segments of their own"
         ),
         "launch_host_s": "as deepspeed: modules of plain PyTorch",
-        "time_spread": "as torchtitan: plain PyTorch",
+        "time_spread": "as megatron",
     },
 )
 # The main branch of April 2026 (2411b022): ring attention for Qwen2 models; what it keeps and moves is the same.

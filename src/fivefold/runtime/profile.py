@@ -124,7 +124,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     group_launch_host_s: the same for each further group of a grouped product, which is launched group by group.
     dispatch_host_s: the same for what a layer of experts does beside its operations in each pass: tokens counted by
         expert and rank, the counts read back, which the host waits for.
-    time_spread: half-width of the 80% interval of the step time, relative.
+    time_spread: half-width of the 80% interval of a dense model's step time, relative, beside what the step spends on
+        owners that are less sure (fivefold.estimate.doubt).
     tie_spread: median error of the ratio of two layouts' times on one problem; errors that both share cancel. Layouts
         nearer than this are ties: their order is as likely wrong as right.
     sources: where each number comes from.
