@@ -21,9 +21,9 @@ import numpy as np
 from accuracy import percent, table
 from fivefold.cluster.calibration import CONSTANTS
 from fivefold.measure import Run, shipped_runs
-from fivefold.measure.calibrate import spread_of
+from fivefold.measure.calibrate import scale_of
 from fivefold.measure.convert import Case, Unconvertible, convert
-from fivefold.measure.factors import WIDTHS, fit, log_seconds, slopes_at
+from fivefold.measure.factors import WIDTHS, fit, log_seconds, predicted, slopes_at
 from fivefold.measure.fitting import solve
 from fivefold.measure.predict import Predicted, choose, predict_all
 
@@ -89,10 +89,11 @@ def gain(group: Group, rng: np.random.Generator, widths: Mapping = WIDTHS) -> Ga
         drawn, rest = order[:RUNS], order[RUNS : RUNS + TESTED]
         found = fit([group.cases[i] for i in drawn], widths)
         others = [group.cases[i] for i in rest]
-        error = log_seconds(others, found.solution.logs) - np.log([measured(case) for case in others])
+        seconds, wide = predicted(others, found.solution.logs)
+        error = seconds - np.log([measured(case) for case in others])
         cold.append(np.abs(np.expm1(group.cold[rest])))
         after.append(np.abs(np.expm1(error)))
-        inside.append(np.abs(error) <= np.log1p(spread_of(found)))
+        inside.append(np.abs(error) <= np.log1p(scale_of(found) * np.expm1(wide)))
     return Gain(*(np.concatenate(each) for each in (cold, after, inside)))
 
 

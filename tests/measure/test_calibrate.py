@@ -22,7 +22,7 @@ from fivefold.measure import fitting, shipped_runs, validate
 from fivefold.measure.calibrate import calibrate
 from fivefold.measure.convert import convert
 from fivefold.measure.factors import WIDTHS, as_factors, fit, log_seconds, with_calibration, with_factors
-from fivefold.measure.fitting import left_out, solve
+from fivefold.measure.fitting import kept, left_out, solve
 from fivefold.measure.predict import choose, predict_all
 from fivefold.runtime import load_runtime
 
@@ -112,6 +112,47 @@ def test_what_is_left_out_is_what_refitting_the_others_leaves():
     apart = left_out(slopes, logs, widths)
     keep = np.array([0, 1, 3, 4])
     assert apart[2] == pytest.approx(logs[2] - slopes[2] @ solve(slopes[keep], logs[keep], widths).logs)
+
+
+def test_factors_that_make_left_out_runs_worse_are_given_up():
+    logs = np.array([0.05, -0.04, 0.06])
+    assert kept(logs, 0.5 * logs) == 1.0
+    assert kept(logs, logs) == 1.0
+    assert 0.5 < kept(logs, 1.1 * logs) < 0.8
+    assert kept(logs, 1.5 * logs) < 0.1
+    assert kept(np.zeros(3), np.zeros(3)) == 1.0
+
+
+def test_runs_that_contradict_each_other_move_less_than_runs_that_agree():
+    """The first is as slow in both; the others bear it out or deny it."""
+    alike = calibrate(measured_with(SIMUMAX[:3], {}, noise=(0.1, 0.1, 0.1))).fits[0]
+    apart = calibrate(measured_with(SIMUMAX[:3], {}, noise=(0.1, -0.1, -0.1))).fits[0]
+    moved = [sum(abs(log(each.value)) for each in found.factors) for found in (alike, apart)]
+    assert moved[1] < 0.5 * moved[0]
+    assert all(abs(row.after_error - row.before_error) < 0.03 for row in apart.rows)
+
+
+def test_a_run_that_is_less_sure_cold_tells_less():
+    """The same residual on a run of a wider interval moves the factors less."""
+    cases = [choose(convert(run)) for run in measured_with(SIMUMAX[:1], {}, noise=(0.1,))]
+    plain = np.abs(fit(cases).solution.logs).sum()
+    wider = replace(cases[0], changes={**cases[0].changes, "time_spread": 0.3})
+    assert np.abs(fit([wider]).solution.logs).sum() < 0.3 * plain
+
+
+def test_the_interval_with_runs_is_a_share_of_the_one_without():
+    """Errors as large as the intervals expect leave them, smaller ones narrow them, and one run says nothing."""
+    alike = calibrate(measured_with(SIMUMAX, {"products": 1.04})).fits[0]
+    apart = calibrate(measured_with(SIMUMAX, {}, noise=(0.25, -0.25, 0.3, -0.3, 0.2, -0.2))).fits[0]
+    assert alike.scale < 0.8 < 1.2 < apart.scale
+    assert calibrate(SIMUMAX[:1]).fits[0].scale == 1.0
+    calibration = calibrate(measured_with(SIMUMAX, {"products": 1.04})).calibration
+    cluster = ff.load_cluster("b200", gpus=8)
+    for layout in (ff.Layout(micro_batch=1), ff.Layout(tp=8, micro_batch=1)):
+        cold = ff.estimate(MODEL, cluster, WORK, layout).step.seconds
+        warm = ff.estimate(MODEL, cluster, WORK, layout, calibration=calibration).step.seconds
+        ratio = (warm.high / warm.value - 1) / (cold.high / cold.value - 1)
+        assert ratio == pytest.approx(alike.scale, rel=0.05)
 
 
 def test_the_left_out_error_is_near_a_true_refit():

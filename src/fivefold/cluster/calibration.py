@@ -32,7 +32,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
     runs: how many were fitted. factors: seconds of each constant's work over the seconds of the plain prediction; one
     that is absent is 1. uncertainty: relative standard deviation of each factor; near its prior's width where the runs
-    do not tell. spread: half-width of the 80% interval of a step time, relative, from the runs' leave-one-out errors.
+    do not tell. spread: half-width of the 80% interval of a step like the runs, relative, from their leave-one-out
+    errors. scale: what they leave of the interval that a step has without them; 0: not given, every step has `spread`.
     experts: whether some of the runs were of mixtures of experts; if not, the spread does not hold for one.
     source: the file of runs, and the version that fitted them.
     """
@@ -43,6 +44,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     factors: dict[Constant, _Factor]
     uncertainty: dict[Constant, _Share] = {}
     spread: Annotated[float, msgspec.Meta(gt=0, le=10)]
+    scale: Annotated[float, msgspec.Meta(ge=0, le=100)] = 0.0
     experts: bool = False
     source: _Text = ""
 

@@ -26,11 +26,12 @@ def relative_spread(problem: Problem, doubt: float) -> float:
 
     doubt: what the owners of the step add, relative (fivefold.estimate.doubt).
     """
-    if problem.fit is not None:
-        beyond = _EXPERTS if problem.model.is_moe and not problem.fit.experts else 0.0
-        return hypot(problem.fit.spread, beyond)
     experts = _EXPERTS if problem.model.is_moe else 0.0
-    return hypot(problem.runtime.time_spread, doubt, experts, _level_spread(problem))
+    if problem.fit is None:
+        return hypot(problem.runtime.time_spread, doubt, experts, _level_spread(problem))
+    known, beyond = (experts, 0.0) if problem.fit.experts else (0.0, experts)
+    own = hypot(problem.runtime.time_spread, doubt, known)
+    return hypot(problem.fit.scale * own if problem.fit.scale else problem.fit.spread, beyond)
 
 
 def _level_spread(problem: Problem) -> float:

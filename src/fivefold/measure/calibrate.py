@@ -35,8 +35,9 @@ MEANING: dict[Constant, str] = {
     "launch": "host work of an operation",
 }
 _NORMAL_80 = 1.2816
-# Leave-one-out errors are expected at this size, and that belief weighs as much as so many runs.
-_EXPECTED, _BELIEF = 0.08, 3.0
+# Leave-one-out errors are expected to be as large as the intervals without runs say, and that belief weighs as much as
+# so many runs; an error counts up to so many standard deviations. Fit: coverage in benchmarks/accuracy_calibrated.py.
+_BELIEF, _LARGEST = 6.0, 2.5
 _TOLD = 0.95  # a factor's uncertainty is below this share of its prior's width: the runs told something
 _MOST_RUNS = 2000
 
@@ -68,7 +69,8 @@ class CalibratedRow(msgspec.Struct, frozen=True, kw_only=True):
 class FitReport(msgspec.Struct, frozen=True, kw_only=True):
     """The fit of one GPU under one runtime, with its errors before and after and when a run is left out.
 
-    spread_before, spread: half-widths of the 80% interval, relative. experts: whether some run was of a mixture.
+    spread_before, spread: half-widths of the 80% interval, relative, the median of the runs'. scale: what the runs
+    leave of each. experts: whether some run was of a mixture.
     """
 
     gpu: str
@@ -79,6 +81,7 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
     left_out: Errors
     spread_before: float
     spread: float
+    scale: float
     experts: bool
     factors: tuple[Factor, ...]
     rows: tuple[CalibratedRow, ...]
@@ -225,7 +228,8 @@ def _report(cases: Sequence[Case]) -> FitReport:
         after=errors(after.tolist()),
         left_out=errors([] if alone else apart.tolist()),
         spread_before=_usual_spread(plain),
-        spread=spread_of(found),
+        spread=exp(scale_of(found) * float(np.median(found.wide))) - 1,
+        scale=scale_of(found),
         experts=any(case.model.is_moe for case in cases),
         factors=_factors(found),
         rows=tuple(
@@ -250,14 +254,12 @@ def _usual_spread(plain: Sequence[Predicted | Unconvertible]) -> float:
     return float(np.median([each.high / each.value - 1 for each in quantities]))
 
 
-def spread_of(found: Fitted) -> float:
-    """Half-width of the 80% interval of a step time, relative: runs that the fit does not believe do not widen it."""
-    variance = _BELIEF * _EXPECTED**2
-    size = _BELIEF
-    if not np.isnan(found.left_out).any():
-        variance += float(found.solution.weights @ found.left_out**2)
-        size += len(found.left_out)
-    return exp(_NORMAL_80 * sqrt(variance / size)) - 1
+def scale_of(found: Fitted) -> float:
+    """What the runs leave of the half-widths of intervals: 1 where their leave-one-out errors are as those expect."""
+    if np.isnan(found.left_out).any():
+        return 1.0
+    errors = np.minimum(np.abs(found.left_out) / found.wide * _NORMAL_80, _LARGEST)
+    return sqrt((_BELIEF + float(errors @ errors)) / (_BELIEF + len(errors)))
 
 
 def _factors(found: Fitted) -> tuple[Factor, ...]:
@@ -283,6 +285,7 @@ def _as_fit(report: FitReport, where: str) -> Fit:
         factors={each.constant: each.value for each in report.factors},
         uncertainty={each.constant: each.uncertainty for each in report.factors},
         spread=report.spread,
+        scale=report.scale,
         experts=report.experts,
         source=f"{Path(where).name[:200]}, fivefold {__version__}",
     )

@@ -17,6 +17,9 @@ _TAILS = 1.0
 # Residuals are expected at this size, and that belief weighs as much as so many runs.
 _EXPECTED, _BELIEF = 0.08, 3.0
 _ROUNDS = 12
+# How sharply factors are given up that make left-out runs worse: those that leave 1.1 times the plain errors keep
+# 0.64 of their logs, those that leave 1.5 times keep 0.08. Fit: median errors of benchmarks/accuracy_calibrated.py.
+_SHARPNESS = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +53,10 @@ def left_out(slopes: np.ndarray, logs: np.ndarray, widths: np.ndarray) -> np.nda
     """[N] what is left of each run's log when the factors are fitted to the other runs alone."""
     every = np.arange(len(logs))
     return np.array([logs[i] - slopes[i] @ solve(slopes[every != i], logs[every != i], widths).logs for i in every])
+
+
+def kept(logs: np.ndarray, apart: np.ndarray) -> float:
+    """The share of the factors' logs that is worth keeping: 1 where the runs predict each other better with them than
+    without, less the worse they do. logs: [N] of the runs without factors, apart: [N] what left_out leaves of them."""
+    plain, left = float(np.abs(logs).sum()), float(np.abs(apart).sum())
+    return 1.0 if left <= plain else 2 / (1 + (left / max(plain, np.finfo(float).tiny)) ** _SHARPNESS)
