@@ -116,8 +116,8 @@ def as_factors(logs: np.ndarray) -> dict[Constant, float]:
 
 def with_factors(case: Case, factors: Mapping[Constant, float]) -> Case:
     """The case on its cluster with these factors."""
-    pair = {"gpu": case.cluster.gpu.name, "runtime": case.runtime}
-    fit = Fit(**pair, runs=1, factors=dict(factors), spread=1.0, scale=1.0, experts=case.model.is_moe)
+    gpu, experts = case.cluster.gpu.name, case.model.is_moe
+    fit = Fit(gpu=gpu, runtime=case.runtime, runs=1, factors=dict(factors), spread=1.0, scale=1.0, experts=experts)
     return with_calibration(case, Calibration(fits=(fit,)))
 
 
