@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from fivefold.cluster import load_cluster, load_curve_of
 from fivefold.estimate import Estimate, Kernel, Problem, estimate
+from fivefold.estimate.price import OWNERS
 from fivefold.layout import Columns, Layout, Workload
 from fivefold.model import load_model
 from fivefold.runtime import load_runtime
@@ -19,6 +20,7 @@ COPIES = {"fp8": 2.0, "mxfp8": 2 * 33 / 32, "nvfp4": 2 * (0.5 + 1 / 16)}
 INPUT = {"bf16": 2.0, "fp8": 1.0, "mxfp8": 33 / 32, "nvfp4": 0.5625}
 EMBEDDING_AND_HEAD = 2 * 128_256 * 4096
 NORMS = 65 * 4096
+_MEMORY = OWNERS.index("memory")
 
 
 def priced(precision: str, **how) -> Estimate:
@@ -84,7 +86,7 @@ def test_the_head_is_gathered_in_sixteen_bits(small) -> None:
 
 @pytest.mark.parametrize(("precision", "alone", "share", "whole"), [("fp8", 4, 3, 2), ("mxfp8", 6, 6, 0)])
 def test_a_gathered_operand_is_quantised_by_its_ranks_together(small, precision, alone, share, whole) -> None:
-    """Two operands of the hidden size each way are gathered in a block; their casts are all that differs in compute."""
+    """Two operands of the hidden size each way are gathered in a block; only casts differ in memory-bound work."""
     early, late = (
         kernel(small["llama"], precision, Layout(tp=4), quantised_gathers=on, launch_host_s=0.0) for on in (True, False)
     )
@@ -93,7 +95,7 @@ def test_a_gathered_operand_is_quantised_by_its_ranks_together(small, precision,
     less = 2 * (alone - whole - share / 4) * TOKENS * HIDDEN
     by_hand = curve.in_step * less / (gpu.memory_bandwidth_per_s * curve.streaming_efficiency)
     for side in ("forward", "backward"):
-        times = [getattr(k.costs[0], side)[0, 0] for k in (late, early)]
+        times = [getattr(k.costs[0], side)[_MEMORY, 0] for k in (late, early)]
         assert times[0] - times[1] == pytest.approx(by_hand), side
 
 
@@ -119,6 +121,6 @@ def test_scales_by_row_quantise_both_operands_of_each_product(small) -> None:
         "backward": ((8 - 4) * outputs + 5 * inputs + 5 * weights, 4 * (4 - 1)),
     }
     for side, (moved, kernels) in more.items():
-        times = [getattr(k.costs[0], side)[0, 0] for k in (once, each)]
+        times = [getattr(k.costs[0], side)[_MEMORY, 0] for k in (once, each)]
         by_hand = curve.in_step * (moved / rate + kernels * curve.launch_s)
         assert times[1] - times[0] == pytest.approx(by_hand), side

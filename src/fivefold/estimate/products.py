@@ -76,8 +76,8 @@ class ProductPricer:
     def _together(self, ledger: Ledger, rows: tuple[Gemm, ...], grouped: bool, quantised: bool) -> Products:
         m, n, k, groups = (ledger.stack([getattr(row, size) for row in rows]) for size in ("m", "n", "k", "groups"))
         precision = self._precision if quantised or self._precision not in QUANTISED else self._sixteen_bit
-        alone = {kind: self._alone(m, n, k, groups, kind, grouped, precision) for kind in KINDS}
-        beside = {kind: np.zeros_like(alone[kind]) for kind in KINDS}
+        alone: dict[Kind, np.ndarray] = {kind: self._alone(m, n, k, groups, kind, grouped, precision) for kind in KINDS}
+        beside: dict[Kind, np.ndarray] = {kind: np.zeros_like(alone[kind]) for kind in KINDS}
         if self._added_bytes:
             # Nothing hides the kernel that adds it.
             added = streaming_seconds(self._curve, self._gpu, self._added_bytes * n * k * groups)
