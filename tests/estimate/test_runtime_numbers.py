@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from fivefold.cluster import collective_seconds, load_cluster, load_curve_of
+from fivefold.cluster.apart import slowest
 from fivefold.cluster.compute import grouped_gemm_seconds, streaming_seconds
 from fivefold.cluster.groups import place
 from fivefold.estimate import Kernel, Problem
@@ -133,6 +134,13 @@ def test_clipping_whole_gradients_moves_them_three_times(small):
     assert extra == pytest.approx(float(streaming_seconds(curve, gpu, moved) - streaming_seconds(curve, gpu, 0.0)))
 
 
+def test_compute_waits_for_the_slowest_gpu(small):
+    """The same work per GPU on more of them: only the compute curve's level moves."""
+    node, many = (kernel(small["llama"], Layout(), gpus=gpus, launch_host_s=0.0) for gpus in (8, 64))
+    assert many.pricer.curve.in_step == pytest.approx(node.pricer.curve.in_step * slowest(64))
+    assert many.costs[0].forward[0] == pytest.approx(slowest(64) * node.costs[0].forward[0])
+
+
 def test_a_micro_batchs_gradients_wait_for_the_end_of_its_backward(small):
     """Two micro-batches in flight on the first of two stages: at the end of a backward the other one's activations are
     there and all gradients; the larger of this and of the start of the backward counts."""
@@ -150,7 +158,7 @@ def test_a_micro_batchs_gradients_wait_for_the_end_of_its_backward(small):
 def test_adding_gradients_to_the_accumulator_is_a_kernel_of_its_own(small):
     fused, apart = (kernel(small["llama"], Layout(), wgrad_bytes=each, launch_host_s=0.0) for each in (2, 12))
     cluster = fused.problem.cluster
-    curve, products = load_curve_of(cluster), 4
+    curve, products = fused.pricer.curve, 4
     elements = sum(row.elements for row in fused.ledgers[0].weights if row.matrix)
     alone = 10 * float(np.ravel(elements)[0]) / (cluster.gpu.memory_bandwidth_per_s * curve.streaming_efficiency)
     more = float((apart.costs[0].backward - fused.costs[0].backward).sum())
@@ -337,7 +345,7 @@ def test_fully_sharded_units_are_copied_beside_compute(small):
         for each in (0, 1)
     )
     cluster = on.problem.cluster
-    curve = load_curve_of(cluster)
+    curve = on.pricer.curve
     rate = cluster.gpu.memory_bandwidth_per_s * curve.streaming_efficiency
     block = float(on.variants.dense[0, 0])
     gather, scatter = (curve.in_step * (each * block / rate + curve.launch_s) for each in (4, 6))

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from msgspec.structs import replace
 
 from fivefold.cluster import Cluster, collective_seconds, dispatch_seconds, load_curve_of
+from fivefold.cluster.apart import slowest
 from fivefold.cluster.compute import Precision, streaming_seconds
 from fivefold.cluster.groups import Placement, place
 from fivefold.estimate import by_operation
@@ -78,7 +80,8 @@ class Pricer:
     def __init__(self, cluster: Cluster, runtime: Profile, work: Workload, shard: Shard) -> None:
         self.cluster = cluster
         self.gpu = cluster.gpu
-        self.curve = load_curve_of(cluster)
+        curve = load_curve_of(cluster)
+        self.curve = replace(curve, in_step=curve.in_step * slowest(cluster.gpus))
         self.runtime = runtime
         self.attention_kernel = next((name for name in runtime.attention_kernels if name in self.curve.attention), None)
         self.sixteen_bit: Precision = "fp16" if work.precision == "fp16" else "bf16"
