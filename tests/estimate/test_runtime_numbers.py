@@ -172,7 +172,7 @@ def test_a_16_bit_accumulator_is_read_and_written_in_half_as_many_bytes(small):
         for kind in ("fp32", "bf16")
     )
     cluster = wide.problem.cluster
-    curve = load_curve_of(cluster)
+    curve = wide.pricer.curve
     elements = float(np.ravel(sum(row.elements for row in wide.ledgers[0].weights if row.matrix))[0])
     less = float((wide.costs[0].backward - narrow.costs[0].backward).sum())
     saved = 4 * elements / (cluster.gpu.memory_bandwidth_per_s * curve.streaming_efficiency)
@@ -187,7 +187,7 @@ def test_deepspeed_accumulates_and_reduces_gradients_of_bf16_in_its_own_optimize
     off: dict[str, Any] = {"bf16_wgrad_bytes": 0, "bf16_all_reduces": False}
     other = kernel(small["llama"], layout, runtime="deepspeed", launch_host_s=0.0, **off)
     cluster = own.problem.cluster
-    curve = load_curve_of(cluster)
+    curve = own.pricer.curve
     elements = float(np.ravel(sum(row.elements for row in own.ledgers[0].weights if row.matrix))[0])
     more = float((own.costs[0].backward - other.costs[0].backward).sum())
     moved = 8 * elements / (cluster.gpu.memory_bandwidth_per_s * curve.streaming_efficiency)
@@ -393,7 +393,7 @@ def test_a_copy_takes_the_time_of_its_bytes(small):
     layout = Layout(tp=4, micro_batch=4)
     without, with_copies = (kernel(small["llama"], layout, sequence_second=on) for on in (False, True))
     cluster = without.problem.cluster
-    curve = load_curve_of(cluster)
+    curve = without.pricer.curve
     bandwidth = cluster.gpu.memory_bandwidth_per_s * curve.streaming_efficiency
     four = curve.in_step * 4 * (2 * 2 * 4 * TOKENS * HIDDEN / bandwidth + curve.launch_s)
     for side in ("forward", "backward"):
@@ -437,7 +437,7 @@ def test_a_ring_that_is_waited_for_hides_behind_nothing(small):
         for row, seconds in waited.costs[0].exchanges
         if row.axis == "cp" and np.any(row.bytes)
     }
-    curve, gpu = load_curve_of(waited.problem.cluster), waited.problem.cluster.gpu
+    curve, gpu = waited.pricer.curve, waited.problem.cluster.gpu
     rate = gpu.memory_bandwidth_per_s * curve.streaming_efficiency
     for row, _ in waited.costs[0].exchanges:
         if row.axis == "cp" and np.any(row.bytes):
