@@ -337,3 +337,50 @@ def test_refusals_name_what_is_legal() -> None:
         attention_seconds(load_curve("h100-sxm"), load_gpu("h100-sxm"), 1e9, 1024, 128, kernel="fa9")
     with pytest.raises(FivefoldError, match="sideways"):
         gemm_seconds(load_curve("a100-80g-sxm"), a100, 1, 1, 1, "bf16", "sideways")  # type: ignore[arg-type]
+
+
+# AMD, typical attained FLOPs of an MI325X (ROCm/rocm-blogs, October 2026): ten shapes of DeepSeek-V3, total FLOPs over
+# total time.
+TYPICAL = [
+    (m, n, k) for m in (32, 32768) for n, k in ((2112, 7168), (3072, 1536), (7168, 2048), (4608, 7168), (7168, 256))
+]
+
+
+@pytest.mark.parametrize(("precision", "tflops"), [("bf16", 616), ("fp16", 606), ("fp8", 1143)])
+def test_mi325x_attains_what_amd_measured_on_typical_products(precision: Any, tflops: float) -> None:
+    gpu, curve = load_gpu("mi325x"), load_curve("mi325x")
+    seconds = sum(float(gemm_seconds(curve, gpu, *shape, precision)) for shape in TYPICAL)
+    flops = sum(2 * m * n * k for m, n, k in TYPICAL)
+    assert flops / seconds / 1e12 == pytest.approx(tflops, rel=0.02)
+
+
+@pytest.mark.parametrize(("size", "tflops"), [(4096, 1038), (8192, 1117), (16384, 1040)])
+def test_mi350x_multiplies_as_pytorch_does(size: int, tflops: float) -> None:
+    """hipBLASLt through PyTorch (HazyResearch/HipKittens analysis/mi350x_data_to_log.json)."""
+    seconds = float(gemm_seconds(load_curve("mi350x"), load_gpu("mi350x"), size, size, size))
+    assert 2 * size**3 / seconds / 1e12 == pytest.approx(tflops, rel=0.12)
+
+
+# (tokens, Composable Kernel's TFLOP/s, AITER's), causal forward of 16 x 16 heads of 128 (HipKittens analysis/attn/fwd);
+# backward (bkwd): Composable Kernel's, not causal, and the assembly kernels', causal.
+FORWARD = [(2048, 601, 897), (4096, 745, 976), (8192, 834, 957), (16384, 893, 975)]
+BACKWARD = [(2048, 428, 749), (4096, 448, 912), (8192, 470, 962), (16384, 470, 1081)]
+
+
+@pytest.mark.parametrize(("backward", "points"), [(False, FORWARD), (True, BACKWARD)])
+def test_mi355x_attends_between_its_published_kernels(backward: bool, points: list[tuple[int, int, int]]) -> None:
+    gpu, curve = load_gpu("mi355x"), load_curve("mi355x")
+    for tokens, slow, fast in points:
+        flops = 2 * 16 * 16 * tokens**2 * 128 * (2.5 if backward else 1)
+        seconds = float(attention_seconds(curve, gpu, flops, tokens, 128, backward=backward))
+        assert 0.97 * slow < flops / seconds / 1e12 < fast
+
+
+def test_a_low_peak_leaves_attention_to_the_products() -> None:
+    """H20 has H100's exponentials a multiprocessor, and a quarter of its products: a larger share of the peak."""
+    share = {}
+    for name in ("h20-sxm", "h100-sxm"):
+        gpu, flops = load_gpu(name), 2 * 32 * 8192.0**2 * 128
+        seconds = float(attention_seconds(load_curve(name), gpu, flops, 8192, 128))
+        share[name] = flops / seconds / gpu.peak_flops_per_s["bf16"]
+    assert 1.2 * share["h100-sxm"] < share["h20-sxm"] < load_curve("h20-sxm").efficiency["fwd"]

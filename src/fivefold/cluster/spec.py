@@ -8,7 +8,7 @@ import msgspec
 
 from fivefold.cluster.calibration import Calibration
 
-Vendor = Literal["nvidia", "amd", "intel", "google", "huawei"]
+Vendor = Literal["nvidia", "amd", "intel", "google", "huawei", "amazon"]
 Algorithm = Literal["ring", "tree", "hierarchical", "in_network"]
 # What NCCL chooses from. "hierarchical" (reduce-scatter inside a domain, all-reduce across, all-gather inside, one
 # after the other) is for libraries that have it; NCCL does not, and measured multi-node bandwidths follow its ring.

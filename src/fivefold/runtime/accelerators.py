@@ -7,6 +7,7 @@ priced all the same, as a comparison of hardware; the answer then says that it i
 from __future__ import annotations
 
 _XLA = "TPUs are programmed through XLA, and it launches CUDA or ROCm kernels and NCCL"
+_NEURON = "Trainium is programmed through the Neuron compiler, and it launches CUDA or ROCm kernels and NCCL"
 _NCCL = "it knows NCCL for GPUs and gloo for CPUs, and no other accelerator's library"
 _UPSTREAM = "upstream needs CUDA or ROCm; the vendor maintains a port, whose speed is not known here"
 
@@ -15,6 +16,7 @@ _UPSTREAM = "upstream needs CUDA or ROCm; the vendor maintains a port, whose spe
 # (nanotron/distributed.py, from memory).
 _DOES_NOT_RUN: dict[tuple[str, str], str] = {
     ("google", "*"): _XLA,
+    ("amazon", "*"): _NEURON,
     ("intel", "nanotron"): _NCCL,
     ("intel", "fivefold"): _NCCL,
     ("huawei", "nanotron"): _NCCL,
