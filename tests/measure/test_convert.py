@@ -152,11 +152,11 @@ def test_126_blocks_run_with_embedding_and_head_counted():
     ("changes", "reason"),
     [
         ({"gpu": "Cerebras WSE-3"}, "GPU 'Cerebras WSE-3'"),
-        ({"layers": None, "hidden": None}, "layers, hidden"),
-        ({"gbs": None}, "not stated: gbs"),
+        ({"layers": None, "hidden": None, "model": "ours", "params_b": None}, "layers, hidden"),
+        ({"layers": None, "model": "llama3-70b (reduced layers)"}, "not stated: layers"),
+        ({"gpus": None, "dp": None}, "not stated: gpus"),
         ({"arch": "hybrid/moe"}, "architecture"),
-        ({"arch": "moe"}, "not stated: experts"),
-        ({"dp": 3}, "published dp 3"),
+        ({"arch": "moe", "model": "ours"}, "not stated: experts"),
         ({"tp": 3}, "do not divide"),
     ],
 )

@@ -89,11 +89,13 @@ def test_memory_kinds_pick_their_numbers():
     assert validate([last]).rows[0].predicted_bytes < peak  # the last pipeline rank holds fewer micro-batches
 
 
-def test_a_batch_that_its_layout_cannot_run_is_skipped():
-    odd = msgspec.structs.replace(RUNS["simumax-0001"], gbs=13, mbs=2)
-    report = validate([odd])
-    assert report.rows_used == 0
-    assert "multiple" in report.skipped[0].reason
+def test_a_batch_that_replicas_cannot_share_is_as_long_as_the_fullest_ones():
+    base = RUNS["simumax-0001"]
+    odd, even = (msgspec.structs.replace(base, id=f"x-{gbs}", gbs=gbs) for gbs in (13, 16))
+    first, second = validate([odd, even]).rows
+    assert first.predicted_s == second.predicted_s
+    assert "gbs" in first.assumed
+    assert "gbs" not in second.assumed
 
 
 def test_a_row_without_a_measurement_is_predicted_alike():

@@ -8,9 +8,11 @@ from functools import lru_cache
 
 import msgspec
 
+from fivefold.errors import FivefoldError
 from fivefold.layout.mixers import softmax_attention
 from fivefold.measure.frameworks import framework_of
 from fivefold.measure.runs import Run
+from fivefold.measure.sizes import named, sizes_of, with_blocks_of_name, with_parameters, with_sizes_of
 from fivefold.model import load_model, models
 from fivefold.model.spec import (
     Attention,
@@ -28,7 +30,18 @@ from fivefold.model.spec import (
 _USUAL_VOCAB = {False: 50_257, True: 32_000}
 _USUAL_HEAD_DIM = 128
 # Families with a gated feed-forward, where a row does not say.
-_GATED = re.compile(r"llama|qwen|mi[sx]tral|deepseek|gemma|yi-|internlm|baichuan|palm|kimi|phi-3|olmo", re.IGNORECASE)
+_GATED = re.compile(
+    r"llama|qwen|mi[sx]tral|deepseek|gemma|\byi-|internlm|baichuan|palm|kimi|phi-?[34]|olmo|glm|vicuna|aquila|skywork"
+    r"|granite|command|smollm|gpt-oss|dbrx|minimax|ernie|hunyuan|grok|seed|orion|xverse|zephyr|amber|k2-",
+    re.IGNORECASE,
+)
+# Architectures that the columns cannot say: encoders with decoders, state spaces, images. An encoder alone is priced as
+# the decoder of its sizes: they differ in the mask of the attention's core.
+_OTHER = re.compile(
+    r"(?<![a-z])t5(?![a-z])|t5-|\bt5x\b|\bbart|enc(oder)?[-/ +]*dec|seq2seq|mamba|rwkv|hyena|retnet|\bssm\b|hybrid"
+    r"|diffusion|\bvit\b|vit-|swin|resnet|whisper|\bdit\b|clip",
+    re.IGNORECASE,
+)
 # DeepSeek-V2 and V3 (papers' tables of hyper-parameters): latent widths and head sizes; V2-Lite and smaller ones
 # project queries directly.
 _LATENT = LatentAttention(heads=1, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
@@ -36,13 +49,67 @@ _QUERY_RANK, _QUERY_RANK_FROM = 1536, 5120
 
 
 def model_of(run: Run, assumed: set[str]) -> ModelSpec:
-    """The model of a row. Needs layers, hidden and seq."""
-    known = _catalogued(run)
+    """The model of a row. Needs seq. Raises FivefoldError for a model that the row does not say and for one whose
+    architecture its columns cannot."""
+    run = with_blocks_of_name(run, assumed)
+    like = named(run)
+    if like is not None and run.hidden not in (None, like.hidden):
+        like = None
+    known = _catalogued(run) or (_of_name(run, like) if like is not None else None)
     if known is not None:
         assumed.add("architecture")
         mtp = bool(re.search(r"\bmtp\b", run.notes or "", re.IGNORECASE)) and known.mtp == 0
-        return load_model(known.name, mtp=True) if mtp and _has_mtp(known.name) else known
+        whole = known.layers == run.layers or run.layers is None
+        return load_model(known.name, mtp=True) if mtp and whole and _has_mtp(known.name) else known
+    _refuse_other(run)
+    if like is not None:
+        run = with_sizes_of(run, like, assumed)
+    if run.experts is None and re.search("moe", run.arch or "", re.IGNORECASE):
+        raise _unknown("not stated: experts", run)
+    run = with_parameters(run, lambda one: _built(one, set()), _is_gated(run), assumed)
+    missing = [field for field in ("layers", "hidden") if getattr(run, field) is None]
+    if missing:
+        raise _unknown(f"not stated: {', '.join(missing)}", run)
     return _built(run, assumed)
+
+
+def _of_name(run: Run, like: ModelSpec) -> ModelSpec | None:
+    """The catalogue's model of a row's name, unless the row states another size: where it states no blocks, and where
+    columns cannot build its blocks (its first ones, of a cut-down)."""
+    stated = {name: getattr(run, name) for name in sizes_of(like) if name != "layers"}
+    if any(value not in (None, sizes_of(like)[name]) for name, value in stated.items()):
+        return None
+    if run.layers is None:
+        return like
+    return load_model(like.name, layers=run.layers) if like in _mixed_models() and run.layers <= like.layers else None
+
+
+def _experts(model: ModelSpec) -> int | None:
+    return sizes_of(model).get("experts")
+
+
+def _refuse_other(run: Run) -> None:
+    if _OTHER.search(run.arch or ""):
+        raise _unknown(f"the architecture {run.arch!r} cannot be built from the table's columns", run)
+    if _OTHER.search(run.model or ""):
+        raise _unknown(f"{run.model!r} is no decoder, and the table's columns say no more of it", run)
+
+
+def _unknown(problem: str, run: Run) -> FivefoldError:
+    return FivefoldError(problem, code="unknown-model", value=run.model)
+
+
+def _is_gated(run: Run) -> bool | None:
+    """Whether the feed-forward is gated: as stated, as models of the name are, or None for a name that says nothing."""
+    if run.gated_mlp is not None:
+        return bool(run.gated_mlp)
+    if _GATED.search(f"{run.model} {run.arch}"):
+        return True
+    return (
+        False
+        if re.search(r"gpt|opt\b|opt-|bloom|pythia|neox|falcon|mpt|bert", run.model or "", re.IGNORECASE)
+        else None
+    )
 
 
 @lru_cache(maxsize=1)
@@ -67,9 +134,8 @@ def _catalogued(run: Run) -> ModelSpec | None:
     """The catalogue's model with a row's layers, hidden size, heads and experts, where columns cannot build it."""
     for model in _mixed_models():
         last = model.runs[-1].block
-        experts = last.feed.num_experts if isinstance(last.feed, Experts) else None
         attention = softmax_attention(last.mixer)
-        sizes = (model.layers, model.hidden, model.vocab, experts, attention.heads if attention else None)
+        sizes = (model.layers, model.hidden, model.vocab, _experts(model), attention.heads if attention else None)
         if sizes == (run.layers, run.hidden, run.vocab, run.experts, run.heads):
             return model
     return None
@@ -77,7 +143,7 @@ def _catalogued(run: Run) -> ModelSpec | None:
 
 def _built(run: Run, assumed: set[str]) -> ModelSpec:
     hidden, seq = int(run.hidden or 1), int(run.seq or 1)
-    like_gpt = not (_GATED.search(run.model or "") if run.gated_mlp is None else run.gated_mlp)
+    like_gpt = not _is_gated(run)
     for field in ("kv_heads", "tied_embeddings", "vocab", "heads", "gated_mlp"):
         if getattr(run, field) is None:
             assumed.add(field)
@@ -109,7 +175,7 @@ def _built(run: Run, assumed: set[str]) -> ModelSpec:
 
 def _mixer(run: Run, hidden: int, like_gpt: bool, assumed: set[str]) -> Mixer:
     heads = run.heads or max(hidden // _USUAL_HEAD_DIM, 1)
-    if "mla" in (run.arch or ""):
+    if "mla" in (run.arch or "").lower():
         assumed.add("latent_sizes")
         rank = _QUERY_RANK if hidden >= _QUERY_RANK_FROM else None
         return msgspec.structs.replace(_LATENT, heads=heads, q_lora_rank=rank)

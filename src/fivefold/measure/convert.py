@@ -8,18 +8,18 @@ names it; a row without a model, a cluster or a batch is refused with the reason
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from typing import Any
 
 import msgspec
 
-from fivefold.cluster import Cluster
+from fivefold.cluster import Cluster, load_curve_of
 from fivefold.errors import FivefoldError
 from fivefold.layout import Layout, Recompute, Workload
 from fivefold.layout.layout import RECOMPUTE_MODULES, Overlap, RecomputeModule, ScheduleKind
 from fivefold.layout.workload import Precision
 from fivefold.measure.architecture import model_of
+from fivefold.measure.complete import completed
 from fivefold.measure.frameworks import (
     Framework,
     dated,
@@ -34,6 +34,7 @@ from fivefold.measure.frameworks import (
 from fivefold.measure.hardware import cluster_of
 from fivefold.measure.recipes import changes_of, options_of
 from fivefold.measure.runs import Run
+from fivefold.measure.words import is_ulysses, recompute_kind, shard_groups
 from fivefold.model import block_params
 from fivefold.model.spec import Attention, FeedForward, ModelSpec
 from fivefold.runtime import load_runtime
@@ -67,8 +68,7 @@ class Unconvertible(Exception):  # noqa: N818  (the reason why a row is skipped;
 
 
 # Without these a row is no run of a model on a cluster.
-_NEEDED = ("layers", "hidden", "seq", "gbs", "gpu", "gpus", "tp")
-_ARCHITECTURES = ("dense", "moe", "mla-moe", "mla")
+_NEEDED = ("seq", "gbs", "gpu", "gpus", "tp")
 _SCHEDULES: tuple[tuple[str, ScheduleKind], ...] = (
     ("zbv", "zbv"),
     ("zb-v", "zbv"),
@@ -97,6 +97,7 @@ def convert(run: Run, runtime: str | None = None) -> Case:
     """
     assumed: set[str] = set()
     line = framework_of(run)
+    run = completed(run, assumed)
     _check(run)
     own, stands_in = runtime_of(run, line)
     if stands_in:
@@ -138,10 +139,6 @@ def _check(run: Run) -> None:
     missing = [field for field in _NEEDED if getattr(run, field) is None]
     if missing:
         raise Unconvertible(f"not stated: {', '.join(missing)}")
-    if (run.arch or "dense") not in _ARCHITECTURES:
-        raise Unconvertible(f"the architecture {run.arch!r} cannot be built from the table's columns")
-    if run.arch in ("moe", "mla-moe") and run.experts is None:
-        raise Unconvertible("not stated: experts")
 
 
 # ---------------------------------------------------------------- workload
@@ -155,7 +152,7 @@ def _workload(run: Run, line: Framework, runtime: str, cluster: Cluster, assumed
     while precision not in cluster.gpu.peak_flops_per_s and precision in _NEXT_PRECISION:
         assumed.add("precision")
         precision = _NEXT_PRECISION[precision]
-    unfused, stated = is_unfused(run, line)
+    unfused, stated = is_unfused(run, line, flash=load_curve_of(cluster).attention_kernel != "mem_efficient")
     if not stated:
         assumed.add("attention")
     # Composer's mixed precision PURE reduces gradients in bf16, DEFAULT in fp32; the torchtitan profile has fp32 only.
@@ -192,13 +189,13 @@ def _layout(run: Run, model: ModelSpec, line: Framework, runtime: str, assumed: 
     return Layout(
         tp=tp,
         cp=run.cp or 1,
-        cp_kind="a2a" if "a2a" in (run.overlap or "") and (run.cp or 1) > 1 else "p2p",
+        cp_kind="a2a" if (run.cp or 1) > 1 and is_ulysses(run, runtime) else "p2p",
         pp=pp,
         vpp=vpp,
         ep=(run.ep or 1) if moe else 1,
         etp=_etp(run, tp, assumed) if moe else 1,
         zero=_stage(zero, pp, runtime),
-        dp_replicate=_replicas(run),
+        dp_replicate=shard_groups(run, zero, runtime),
         sequence_parallel=(has_sequence_parallelism(run, line) if run.sp is None else bool(run.sp)) and tp > 1,
         micro_batch=_micro_batch(run, line, assumed),
         schedule=_schedule(run, pp, vpp),
@@ -214,14 +211,6 @@ def _stage(zero: int, pp: int, runtime: str) -> int:
     if load_runtime(runtime).sharding != "fully_sharded":
         return min(zero, 1)
     return 2 if runtime == "torchtitan" and pp > 1 else max(zero, 2)
-
-
-def _replicas(run: Run) -> int:
-    """Of fully sharded rows whose notes name the ranks that a parameter is sharded over, how many such groups there
-    are."""
-    stated = re.search(r"\(FSDP=(\d+)\b", run.notes or "")
-    sharded, dp = int(stated[1]) if stated else 0, run.dp or 1
-    return dp // sharded if (run.zero or 0) >= 3 and sharded > 1 and dp % sharded == 0 else 1
 
 
 def _chunks(run: Run, pp: int, model: ModelSpec, line: Framework, assumed: set[str]) -> int:
@@ -266,8 +255,8 @@ def _micro_batch(run: Run, line: Framework, assumed: set[str]) -> int:
     if run.mbs is not None and local % run.mbs == 0:
         return run.mbs
     assumed.add("micro_batch")
-    if run.mbs is not None:  # the last micro-batch of a step is a smaller one: all are taken to be of their divisor
-        return math.gcd(local, run.mbs)
+    if run.mbs is not None:  # the last micro-batch of a step is a smaller one: all are taken to be as large as divides
+        return next(size for size in range(min(run.mbs, local), 0, -1) if local % size == 0)
     return max(local // pp, 1) if line.pipeline_fills else 1
 
 
@@ -312,7 +301,7 @@ def _etp(run: Run, tp: int, assumed: set[str]) -> int:
 
 
 def _recompute(run: Run, model: ModelSpec, line: Framework, assumed: set[str]) -> Recompute:
-    kind = run.recompute_kind or "unknown"
+    kind = recompute_kind(run)
     if kind == "unknown":
         assumed.add("recompute")
         return Recompute()
@@ -354,5 +343,3 @@ def _check_world(run: Run, layout: Layout) -> None:
     gpus = int(run.gpus or 1)
     if gpus % split:
         raise Unconvertible(f"tp {layout.tp}, cp {layout.cp}, pp {layout.pp} do not divide {gpus} GPUs")
-    if run.dp is not None and run.dp != gpus // split:
-        raise Unconvertible(f"the published dp {run.dp} is not {gpus} GPUs over tp, cp and pp, {gpus // split}")

@@ -13,6 +13,8 @@ import msgspec
 
 from fivefold.layout.workload import QUANTISED
 from fivefold.measure.runs import Run
+from fivefold.measure.spellings import usual_name, zero_in_name
+from fivefold.measure.words import precision_in_words
 
 
 class Framework(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +81,7 @@ _TRANSFORMER_ENGINE = "2022-12"
 # FlashAttention's first release; before it every framework materialised the scores (Dao et al. 2022, May 2022; in
 # Megatron-LM behind a switch since 2023, from memory).
 _FLASH_USUAL = "2023-01"
+_MOST_UNFUSED_KEYS = 4096
 
 # Megatron-LM's DistributedDataParallel reduced the whole buffer after backward (megatron/model/distributed.py, read at
 # 01d65bde50, of 2023); --overlap-grad-reduce came with what is megatron/core/distributed now (the month from memory).
@@ -167,7 +170,22 @@ FRAMEWORKS: tuple[Framework, ...] = (
         source="Megatron-LM arguments.py: overlaps are opt-in; its examples ask for the distributed optimizer, in 8 "
         "bit also for --fp8-param-gather and --grad-reduce-in-bf16 (examples/llama/train_llama3_8b_h100_fp8.sh)",
     ),
-    Framework(starts=("primus",), runtime="megatron", stands_in=True, overlap="grad", tuned="vendor's recipe"),
+    Framework(
+        starts=("fsdp of megatron",),
+        runtime="megatron",
+        sharded="megatron-fsdp",
+        zero=3,
+        overlap="grad",
+        source="Megatron-FSDP: --data-parallel-sharding-strategy optim_grads_params (from memory)",
+    ),
+    Framework(
+        starts=("primus",),
+        runtime="megatron",
+        sharded="megatron-fsdp",
+        stands_in=True,
+        overlap="grad",
+        tuned="vendor's recipe",
+    ),
     Framework(
         starts=("torchtitan",),
         runtime="torchtitan",
@@ -229,12 +247,28 @@ FRAMEWORKS: tuple[Framework, ...] = (
         "optimizer gathers parameters; sequence parallelism came in 2024 (from memory)",
     ),
     Framework(
-        starts=("fsdp", "pytorch", "accelerate", "hf ", "transformers", "axolotl", "llama-factory", "olmo", "open_lm"),
-        runtime="fsdp",
+        starts=("fsdp2", "olmo-core", "open_lm"),
+        runtime="deepspeed",
         sharded="fsdp",
         zero=3,
+        source="fully_shard over every rank; without it plain PyTorch replicas, as deepspeed's",
     ),
-    Framework(starts=("litgpt", "lit-gpt", "lightning"), runtime="fsdp", sharded="fsdp", zero=3),
+    Framework(
+        starts=("fsdp", "pytorch", "accelerate", "hf ", "transformers", "axolotl", "llama-factory", "olmo"),
+        runtime="deepspeed",
+        sharded="fsdp1",
+        zero=3,
+        source="FullyShardedDataParallel: accelerate's default is fsdp_version 1, and torch.distributed.fsdp had no "
+        "fully_shard before PyTorch 2.6 (from memory)",
+    ),
+    Framework(
+        starts=("ddp",),
+        runtime="deepspeed",
+        sharded="fsdp1",
+        zero=0,
+        source="DistributedDataParallel around plain PyTorch: gradients all-reduced beside backward",
+    ),
+    Framework(starts=("litgpt", "lit-gpt", "lightning"), runtime="deepspeed", sharded="fsdp1", zero=3),
 )
 # A framework that no line names: its degrees say which kind of profile is nearest.
 OTHER = Framework(
@@ -243,8 +277,10 @@ OTHER = Framework(
 
 
 def framework_of(run: Run) -> Framework:
-    """The line of a row's framework; OTHER where none is named."""
-    name = (run.framework or "").strip().lower()
+    """The line of a row's framework, by its usual name or by another spelling; OTHER where none is known."""
+    name = usual_name(run.framework or "")
+    if name == "deepspeed" and (run.tp or 1) * (run.pp or 1) > 1:  # whose 3D parallelism is Megatron's
+        name = "megatron-deepspeed"
     line = next((line for line in FRAMEWORKS if name.startswith(line.starts)), OTHER)
     kind, _ = precision_of(run, line)
     half = kind == "fp16" and dated(run) < line.since
@@ -255,8 +291,7 @@ def precision_of(run: Run, line: Framework) -> tuple[str, bool]:
     """(kind of precision, whether it is stated); where none is, what the published words name, or the line's."""
     if run.precision_kind not in (None, "unknown"):
         return str(run.precision_kind), True
-    named = re.search(r"mxfp8|nvfp4|fp8|bf16|fp16", (run.precision or "").lower())
-    return (named[0] if named else line.precision), False
+    return precision_in_words(run.precision or "") or line.precision, False
 
 
 def is_before_te(run: Run, line: Framework) -> bool:
@@ -268,10 +303,15 @@ def zero_of(run: Run, line: Framework) -> tuple[int, bool]:
     """(ZeRO stage, whether it is stated)."""
     if run.zero is not None:
         return min(run.zero, 3), True
+    named = zero_in_name(run.framework or "")
+    if named is not None:
+        return named, True
     if run.dist_opt is not None and line.zero < 2:
         return run.dist_opt, True
     if is_before_te(run, line):
         return 0, False
+    if line.zero > 1 and line.runtime != line.sharded and (run.pp or 1) > 1:
+        return 1, False  # DeepSpeed and FSDP1 refuse to shard gradients or parameters behind a pipeline
     return line.zero, False
 
 
@@ -289,13 +329,22 @@ def has_sequence_parallelism(run: Run, line: Framework) -> bool:
     return line.sequence_parallel and not is_before_te(run, line)
 
 
-def is_unfused(run: Run, line: Framework) -> tuple[bool, bool]:
-    """(whether attention materialised its scores, whether that is stated)."""
+def is_unfused(run: Run, line: Framework, *, flash: bool = True) -> tuple[bool, bool]:
+    """(whether attention materialised its scores, whether that is stated).
+
+    flash: whether the GPU runs Transformer Engine's and the flash-attn package's kernels (Ampere and later); PyTorch's
+    own attention has another one for older GPUs. Nobody is taken to have materialised more than 4,096 keys, the most
+    that Megatron's fused softmax took (fused_softmax.py in 2022, from memory).
+    """
     words = (run.attention or "").lower()
     if "unfused" in words:
         return True, True
     if "flash" in words or "fused" in words:
         return False, True
+    if (run.seq or 0) > _MOST_UNFUSED_KEYS:
+        return False, False
+    if not flash and line.sharded not in ("torchtitan", "fsdp", "fsdp1"):
+        return True, False
     return bool(line.unfused_until) and dated(run) < line.unfused_until, False
 
 

@@ -6,9 +6,10 @@ import re
 
 import msgspec
 
-from fivefold.cluster import Cluster, load_cluster, load_curve_of
+from fivefold.cluster import Cluster, aliases, clusters, load_cluster, load_curve_of
 from fivefold.errors import FivefoldError
 from fivefold.measure.frameworks import Framework, dated
+from fivefold.measure.networks import with_network
 from fivefold.measure.runs import Run
 
 # (pattern in the published name, system of the catalogue, whether something about it is assumed: form factor, memory).
@@ -22,23 +23,28 @@ _GPUS: tuple[tuple[str, str, bool], ...] = (
     (r"H200", "h200-sxm", False),
     (r"B200", "b200", False),
     (r"H20\b", "h20-sxm", False),
+    (r"H800.*PCIE", "h100-pcie", True),
     (r"H800", "h800-sxm", False),
-    (r"H100[- ]?(80GB[- ])?PCIE", "h100-pcie", False),
-    (r"H100[- ]?NVL", "h100-nvl", False),
+    (r"H100.*PCIE", "h100-pcie", False),
+    (r"H100.*NVL(?!INK)", "h100-nvl", False),
     (r"H100.*96GB.*500W", "h100-96g-500w", False),
     (r"H100.*96GB", "h100-96g", True),
-    (r"H100-80GB-SXM|H100[- ]SXM", "h100-sxm", False),
+    (r"H100.*HBM3|H100.*SXM|DGX[- ]?H100|HGX[- ]?H100", "h100-sxm", False),
     (r"H100", "h100-sxm", True),
+    (r"A800.*PCIE", "a100-80g-pcie", True),
     (r"A800", "a800-80g-sxm", True),
     (r"A100[- ]?PCIE[- ]?40|A100.*40.*PCIE", "a100-40g-pcie", False),
     (r"A100.*PCIE", "a100-80g-pcie", False),
     (r"A100.*40G", "a100-40g-sxm", False),
-    (r"A100-80GB$|A100-80GB \(NDM", "a100-80g-sxm", False),
+    (r"A100-80GB$|A100-80GB \(NDM|A100.*SXM.*80", "a100-80g-sxm", False),
     (r"A100", "a100-80g-sxm", True),
     (r"MI355", "mi355x", False),
+    (r"MI350", "mi350x", False),
     (r"MI325", "mi325x", False),
+    (r"MI300A", "mi300a", False),
     (r"MI300", "mi300x", False),
     (r"MI250", "mi250x-gcd", True),
+    (r"MI210", "mi210", False),
     (r"V100.*16G", "v100-sxm-16g", False),
     (r"V100.*DGX-2", "v100-dgx2", False),
     (r"V100.*32G", "v100-sxm-32g", False),
@@ -46,19 +52,24 @@ _GPUS: tuple[tuple[str, str, bool], ...] = (
     (r"5090", "rtx-5090", False),
     (r"4090", "rtx-4090", False),
     (r"3090", "rtx-3090", False),
-    (r"A6000", "rtx-a6000", False),
     (r"PRO 6000", "rtx-pro-6000", False),
-    (r"6000 ADA", "rtx-6000-ada", False),
+    (r"6000[- ]?ADA|ADA[- ]?6000", "rtx-6000-ada", False),
+    (r"A6000", "rtx-a6000", False),
     (r"\bA40\b", "a40", False),
     (r"\bA10G\b", "a10g", False),
     (r"910B", "ascend-910b", True),
+    (r"ASCEND[- ]?910A?\b|^910A?\b", "ascend-910a", True),
     (r"L40", "l40s", False),
-    (r"GAUDI ?-?2|HPU ?2", "gaudi2", False),
-    (r"GAUDI ?-?3", "gaudi3", False),
-    (r"TPU.*V6|TRILLIUM", "tpu-v6e", False),
-    (r"TPU.*V5P", "tpu-v5p", False),
-    (r"TPU.*V5", "tpu-v5e", False),
-    (r"TPU.*V4", "tpu-v4", False),
+    (r"(GAUDI|HPU) ?-?2|HL-?225", "gaudi2", False),
+    (r"GAUDI ?-?3|HL-?325", "gaudi3", False),
+    (r"V6E|TRILLIUM|TPU.*V6", "tpu-v6e", False),
+    (r"V5P", "tpu-v5p", False),
+    (r"V5 ?E|V5 ?LITE|TPU.*V5", "tpu-v5e", False),
+    (r"TPU.*V4|^V4-\d", "tpu-v4", False),
+    (r"TPU.*V3|^V3-\d", "tpu-v3", False),
+    (r"TRAINIUM ?-?2|TRN2", "trainium2", False),
+    (r"TRAINIUM|TRN1", "trainium", False),
+    (r"MAX ?15[05]0|\bPVC\b|PONTE VECCHIO", "max-1550-tile", True),
     (r"\bL4\b", "l4", False),
     (r"\bA10\b", "a10", False),
 )
@@ -73,16 +84,6 @@ _NETWORKS: tuple[tuple[str, str, str], ...] = (
     ("h100-sxm", r"TCPXO", "gcp-a3-megagpu"),
     ("h100-sxm", r"TCPX\b", "gcp-a3-highgpu"),
 )
-# Patterns of a stated network (cards and Gb/s of one), and whose the number is: a GPU's own, or a node's, of which each
-# GPU has its share.
-_RATES: tuple[tuple[str, str], ...] = (
-    (r"(?P<cards>\d+)\s*x\s*(?P<rate>\d{2,3})\s*G", "node"),
-    (r"(?P<cards>\d+)\s*x\s*Omni-Path\s*(?P<rate>\d{3})", "node"),
-    (r"(?P<cards>\d+)\s*x\s*(?:IB\s*)?[HN]DR\s*(?P<rate>\d{3})", "node"),
-    (r"(?P<rate>\d{3,4})\s*Gbps node", "node"),
-    (r"inter-node (?P<rate>\d{3,4})\s*Gbps", "node"),
-    (r"(?P<rate>\d{2,4})\s*Gb/s (?:[\w-]+ )*per GPU", "gpu"),
-)
 # An A100 of before this date had 40 GB: the 80 GB card was announced in November 2020.
 _LARGER_A100 = "2021-01"
 # FlashAttention 1's rates as fa2's over this. FlashAttention-2 (Dao 2023) reports 1.7 to 3.0 times FlashAttention 1 and
@@ -94,13 +95,14 @@ def cluster_of(run: Run, line: Framework, assumed: set[str]) -> Cluster:
     """The cluster of a row. Raises FivefoldError for a GPU that the catalogue lacks."""
     name = (run.gpu or "").upper()
     found = next(((system, guess) for pattern, system, guess in _GPUS if re.search(pattern, name)), None)
+    found = found or _by_catalogue(name)
     if found is None:
         raise FivefoldError(f"the GPU {str(run.gpu)[:60]!r} is not in the catalogue", code="unknown-gpu", value=run.gpu)
     system, guessed = found
     if system == "a100-80g-sxm" and guessed and dated(run) < _LARGER_A100:
         system = "a100-40g-sxm"
-    if system.endswith("g-sxm") and re.search(r"\bPCIe?\d?\b.*no NVLink", run.interconnect or ""):
-        system = system.replace("-sxm", "-pcie")
+    if system.endswith("-sxm") and _is_pcie(run):
+        system = _ON_PCIE.get(system, system)
     if guessed:
         assumed.add("gpu")
     if not run.interconnect:
@@ -112,24 +114,39 @@ def cluster_of(run: Run, line: Framework, assumed: set[str]) -> Cluster:
         assumed.add("gpus_per_node")
     gpus = int(run.gpus or 1)
     per_node = None if run.gpus_per_node is None else min(run.gpus_per_node, gpus)
-    cluster = _with_rate(load_cluster(system, gpus=gpus, gpus_per_node=per_node), run.interconnect or "")
-    return _with_kernel(cluster, line.kernel, assumed)
+    cluster = with_network(load_cluster(system, gpus=gpus, gpus_per_node=per_node), run.interconnect or "")
+    return with_kernel(cluster, line.kernel, assumed)
 
 
-def _with_rate(cluster: Cluster, text: str) -> Cluster:
-    """The cluster with the network's stated rate in place of its reference design's."""
-    for pattern, whose in _RATES:
-        found = re.search(pattern, text, re.IGNORECASE)
-        if found:
-            cards = int(found.groupdict().get("cards") or 1)
-            share = 1 if whose == "gpu" else cluster.gpus_per_node
-            rate = cards * int(found["rate"]) * 1e9 / 8 / share
-            outermost = msgspec.structs.replace(cluster.links[-1], bandwidth_per_s=rate)
-            return msgspec.structs.replace(cluster, links=(*cluster.links[:-1], outermost))
-    return cluster
+def _by_catalogue(name: str) -> tuple[str, bool] | None:
+    """A system of the catalogue by its own name or by a cloud's or a vendor's: "p4d.24xlarge"."""
+    whole = name.strip().lower().replace(" ", "-")
+    bare = re.sub(r"^(?:nvidia|amd|aws|intel|google)-+", "", whole)
+    known = next((one for one in (whole, bare) if one in clusters() or one in aliases()), None)
+    return None if known is None else (known, False)
 
 
-def _with_kernel(cluster: Cluster, name: str, assumed: set[str]) -> Cluster:
+# Cards of which the name alone means the SXM module, where the row's links are PCIe's.
+_ON_PCIE = {
+    "a100-40g-sxm": "a100-40g-pcie",
+    "a100-80g-sxm": "a100-80g-pcie",
+    "a800-80g-sxm": "a100-80g-pcie",
+    "h100-sxm": "h100-pcie",
+    "h800-sxm": "h100-pcie",
+}
+
+
+def _is_pcie(run: Run) -> bool:
+    """Whether a row's links are PCIe's: said to be without NVLink, or said to be PCIe of a card whose form is not."""
+    links = run.interconnect or ""
+    if re.search("SXM|DGX|HGX", run.gpu or "", re.IGNORECASE):
+        return False
+    return bool(re.search(r"\bPCIe?\d?\b.*no NVLink|no NVLink.*PCIe|PCIe only", links, re.IGNORECASE)) or bool(
+        re.match(r"PCIe ?(Gen ?)?\d?(\.0)?( x16)?\s*($|[,;+/])", links, re.IGNORECASE)
+    )
+
+
+def with_kernel(cluster: Cluster, name: str, assumed: set[str]) -> Cluster:
     """The cluster with a compute curve on which whatever kernel the runtime picks has the framework's rates."""
     attention = load_curve_of(cluster).attention
     if not name or "fa2" not in attention:
@@ -140,5 +157,5 @@ def _with_kernel(cluster: Cluster, name: str, assumed: set[str]) -> Cluster:
         for side in ("forward", "backward"):
             rates[side] = [rate / _FA2_OVER_FA1 for rate in rates[side]]
         rates["source"] = "FlashAttention 1: fa2's rates over a fitted ratio"
-    changes = {"attention": dict.fromkeys(attention, rates)}
+    changes = {**cluster.compute, "attention": dict.fromkeys(attention, rates)}
     return msgspec.structs.replace(cluster, compute=changes)

@@ -38,7 +38,7 @@ def changes_of(run: Run, line: Framework) -> dict[str, Any]:
 
 def _is_pytorch(line: Framework) -> bool:
     """Whether its blocks are PyTorch's own, which compile and quantise as a row asks."""
-    return line.runtime in ("torchtitan", "fsdp")
+    return line.runtime == "torchtitan" or line.sharded in ("fsdp", "fsdp1")
 
 
 def _by_scaling(run: Run, line: Framework) -> dict[str, Any]:

@@ -1,0 +1,82 @@
+"""What a row leaves out and what follows from the rest of it: degrees, GPUs, batch, sequence. Nothing here looks at
+what was measured; each choice is named."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import msgspec
+
+from fivefold.measure.runs import Run
+
+# No published batch has so many sequences; GPT-3's of 3.2 million is in tokens.
+_MOST_SEQUENCES = 100_000
+# Micro-batches per pipeline stage where neither the batch nor the micro-batch is stated: what guides ask for at least
+# (the number of micro-batches should be several times that of the stages, Narayanan et al. 2021, section 2.2).
+_MICRO_BATCHES_PER_STAGE = 4
+# Context of a model whose sequence is not stated: Llama 3's, Llama 2's, GPT-3's.
+_USUAL_SEQ = {"wide": 8192, "gated": 4096, "gpt": 2048}
+_LARGE_VOCAB = 100_000
+# Devices that a published card counts as: a die each, which is what ranks run on.
+_DUAL_DIE = re.compile(r"MI250|MAX ?1[15]50|\bPVC\b|PONTE VECCHIO", re.IGNORECASE)
+
+
+def completed(run: Run, assumed: set[str]) -> Run:
+    """The row with degrees, GPUs, sequence and batch filled in where they follow from the rest or from usage.
+
+    A row with a data-parallel degree that its GPUs contradict keeps the GPUs: sources count ranks of experts or of
+    context in it, or shard groups alone.
+    """
+    changes = _degrees(run, assumed)
+    run = msgspec.structs.replace(run, **changes)
+    if run.seq is None:
+        assumed.add("seq")
+        run = msgspec.structs.replace(run, seq=_usual_seq(run))
+    return _with_batch(run, assumed) if run.gpus is not None else run
+
+
+def _degrees(run: Run, assumed: set[str]) -> dict[str, int | None]:
+    tp, gpus = run.tp, run.gpus
+    rest = (run.cp or 1) * (run.pp or 1)
+    if tp is None and gpus is not None:
+        assumed.add("tp")
+        whole = rest * (run.dp or gpus)
+        tp = gpus // whole if run.dp is not None and gpus % whole == 0 else 1
+    if gpus is None and tp is not None and run.dp is not None:
+        assumed.add("gpus")
+        gpus = tp * rest * run.dp
+    dp, per_node = run.dp, run.gpus_per_node
+    if gpus is not None and tp is not None and dp is not None and gpus % (tp * rest) == 0:
+        if tp * rest * dp == 2 * gpus and _DUAL_DIE.search(run.gpu or ""):
+            assumed.add("gpus")
+            gpus *= 2
+            per_node = None if per_node is None else 2 * per_node
+        elif tp * rest * dp != gpus:
+            assumed.add("dp")
+            dp = gpus // (tp * rest)
+    return {"tp": tp, "gpus": gpus, "dp": dp, "gpus_per_node": per_node}
+
+
+def _usual_seq(run: Run) -> int:
+    if (run.vocab or 0) > _LARGE_VOCAB:
+        return _USUAL_SEQ["wide"]
+    return _USUAL_SEQ["gated" if run.gated_mlp else "gpt"]
+
+
+def _with_batch(run: Run, assumed: set[str]) -> Run:
+    """The row with a batch in sequences that its replicas can share evenly: what they do not is rounded up, since each
+    replica does as many micro-batches as the fullest one."""
+    seq, pp = run.seq or 1, run.pp or 1
+    replicas = max((run.gpus or 1) // ((run.tp or 1) * (run.cp or 1) * pp), 1)
+    gbs = run.gbs
+    if gbs is None:
+        assumed.add("gbs")
+        gbs = replicas * (run.mbs or 1) * (1 if pp == 1 else _MICRO_BATCHES_PER_STAGE * pp)
+    elif gbs > _MOST_SEQUENCES and gbs >= seq:
+        assumed.add("gbs")
+        gbs = max(round(gbs / seq), 1)
+    even = math.ceil(gbs / replicas) * replicas
+    if even != gbs:
+        assumed.add("gbs")
+    return msgspec.structs.replace(run, gbs=even)

@@ -1,0 +1,87 @@
+"""What a published network says of the link between nodes: cards and their rate, a node's rate, or a generation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from fivefold.cluster import Cluster
+
+# Gb/s of one card (4 lanes) by its generation: InfiniBand's, Cornelis', HPE's.
+_GENERATIONS: dict[str, int] = {
+    "XDR": 800, "NDR200": 200, "NDR": 400, "HDR100": 100, "HDR": 200, "EDR": 100, "FDR": 56, "QDR": 40,
+    "OMNI-PATH": 100, "OMNIPATH": 100, "OPA": 100, "SLINGSHOT-10": 100, "SLINGSHOT": 200,
+}  # fmt: skip
+_NAMES = "|".join(_GENERATIONS)
+_BITS = r"\s*(?:Gbps|Gb/s|Gbit/s|gbps|Gb|G)\b"
+_WORDS = r"(?:[\w/-]+\s+){0,3}?"
+
+Rate = Callable[[re.Match[str], Cluster], float]  # bytes per second of one GPU
+
+
+def _cards(found: re.Match[str], cluster: Cluster) -> float:
+    return int(found["cards"]) * float(found["rate"]) * 1e9 / 8 / cluster.gpus_per_node
+
+
+def _cards_of_generation(found: re.Match[str], cluster: Cluster) -> float:
+    return int(found["cards"]) * _GENERATIONS[found["name"].upper()] * 1e9 / 8 / cluster.gpus_per_node
+
+
+def _node(found: re.Match[str], cluster: Cluster) -> float:
+    return float(found["rate"]) * 1e9 / 8 / cluster.gpus_per_node
+
+
+def _node_in_tera(found: re.Match[str], cluster: Cluster) -> float:
+    return float(found["rate"]) * 1e12 / 8 / cluster.gpus_per_node
+
+
+def _gpu(found: re.Match[str], cluster: Cluster) -> float:
+    return float(found["rate"]) * 1e9 / 8
+
+
+def _generation(found: re.Match[str], cluster: Cluster) -> float:
+    """As many cards as the reference node has, of the named generation."""
+    link = cluster.links[-1]
+    own = link.bandwidth_per_s
+    return own * _GENERATIONS[found["name"].upper()] * 1e9 / link.card_bits_per_s if link.cards else own
+
+
+def _small_is_the_nodes(found: re.Match[str], cluster: Cluster) -> float:
+    """A rate of no stated owner: that of a node's only card where it is slower than any card of a GPU's own, and of a
+    whole node where it is faster."""
+    rate = float(found["rate"])
+    return _node(found, cluster) if rate <= _ONLY_CARD or rate > _FASTEST_CARD else cluster.links[-1].bandwidth_per_s
+
+
+_ONLY_CARD, _FASTEST_CARD = 100, 800
+# (pattern, rate), the first that is found counts. Bits have a small b: GB/s are NVLink's.
+_RATES: tuple[tuple[str, Rate], ...] = (
+    (r"(?P<cards>\d+)\s*x\s*(?P<rate>\d{2,3})\s*G", _cards),
+    (r"(?i)(?P<cards>\d+)\s*x\s*Omni-Path\s*(?P<rate>\d{3})", _cards),
+    (r"(?i)(?P<cards>\d+)\s*x\s*(?:IB\s*|InfiniBand\s*)?[HNEX]DR[- ]?(?P<rate>\d{3})", _cards),
+    (rf"(?i)(?P<cards>\d+)\s*x\s*(?:IB\s*|InfiniBand\s*)?(?P<name>{_NAMES})", _cards_of_generation),
+    (rf"(?i)(?<![.\d])(?P<cards>1)\s*(?:NIC|card).{{0,20}}(?P<name>{_NAMES})", _cards_of_generation),
+    (rf"(?P<rate>\d{{2,4}}){_BITS}.*\b(?P<cards>\d+) (?:NIC|card|HCA)s?\b", _cards),
+    (r"(?P<rate>\d{3,4})\s*Gbps node", _node),
+    (r"inter-node (?P<rate>\d{2,4})\s*(?:Gbps|Gb/s)", _node),
+    (rf"(?P<rate>\d{{2,4}}){_BITS}\s*{_WORDS}per GPU", _gpu),
+    (rf"(?P<rate>\d{{2,4}}){_BITS}\s*{_WORDS}(?:per|/)\s*node", _node),
+    (r"(?P<rate>\d(?:\.\d+)?)\s*(?:Tbps|Tb/s|Tbit/s)", _node_in_tera),
+    (r"(?i)(?P<rate>\d{1,3})\s*(?:GbE|GigE)\b", _node),
+    (rf"(?P<rate>\d{{1,3}}){_BITS}\s*(?:Ethernet|TCP|VPC)", _node),
+    (r"(?i)Ethernet\W{0,3}(?P<rate>\d{1,3})\s*G(?!B)", _node),
+    (rf"(?i)\b(?P<name>{_NAMES})(?![A-Z])", _generation),
+    (r"(?<![\d.])(?P<rate>\d{2,4})\s*(?:Gbps|Gb/s|Gbit/s|gbps)\b", _small_is_the_nodes),
+)
+
+
+def with_network(cluster: Cluster, text: str) -> Cluster:
+    """The cluster with the stated network's rate in place of its reference design's."""
+    for pattern, rate in _RATES:
+        found = re.search(pattern, text)
+        if found:
+            outermost = msgspec.structs.replace(cluster.links[-1], bandwidth_per_s=rate(found, cluster))
+            return msgspec.structs.replace(cluster, links=(*cluster.links[:-1], outermost))
+    return cluster

@@ -1,0 +1,70 @@
+"""How frameworks are written: other spellings of the names in frameworks.py, and the ZeRO stage that a name states."""
+
+from __future__ import annotations
+
+import re
+
+# Who publishes or ports a framework, before its name.
+_VENDORS = re.compile(
+    r"^(nvidia|amd|rocm|microsoft|intel|habana|ascend|aws|eleutherai|mosaicml|databricks|meta|ai2|allenai|vanilla|plain"
+    r"|native|hpcai(tech)?|alibaba|stanford)[\s/_-]+(?=\w)",
+    re.IGNORECASE,
+)
+# (pattern in a name, the name whose line of frameworks.py it means), in the order in which they count. What runs the
+# step decides: a trainer over DeepSpeed is DeepSpeed.
+_SPELLINGS: tuple[tuple[str, str], ...] = tuple(
+    (rf"(?i){pattern}", name)
+    for pattern, name in (
+        (r"torch-?titan|simple-?fsdp", "torchtitan"),
+        (r"automodel|torch-?tune|\blingua\b|fsdp-?2(?!\+)|\bprime\b|opendiloco", "fsdp2"),
+        (r"megatron.{0,8}fsdp", "fsdp of megatron"),
+        (r"metaseq", "metaseq"),
+        (r"primus", "primus"),
+        (r"megatron.*deep-?speed|deep-?speed.*megatron", "megatron-deepspeed"),
+        (r"megatron.?bridge|\bnemo\b", "nemo"),
+        (r"optimum|neuron|nxd|trainium", "jax"),
+        (r"megatron-?lm ci", "megatron-lm ci"),
+        (r"^megatron[- ]?core|\bmcore\b", "megatron-core"),
+        (r"megatron|mindspeed|megascale", "megatron"),
+        (r"gpt-?neox|\bneox\b", "gpt-neox"),
+        (r"deep-?speed|\bzero(-?[123]|\+\+|-infinity|-offload| stage)|ulysses|bmtrain", "deepspeed"),
+        (r"\bxla\b|jax|flax|\bpax|t5x|levanter|easylm|axlearn|maxtext|haiku|mesh[- ]?t(ensor|f)|gspmd", "jax"),
+        (r"colossal|internevo|internlm", "colossal"),
+        (r"foundry|composer|mosaic", "llm-foundry"),
+        (r"nanotron|picotron", "nanotron"),
+        (r"olmo-?core|open-?lm", "fsdp2"),
+        (r"hybrid_shard|\bhsdp\b|fsdp|fair-?scale|fully.?shard", "fsdp"),
+        (
+            r"hugging ?face|transformers|\btrl\b|llama-?factory|axolotl|unsloth|accelerate|\bswift\b|open_?instruct",
+            "hf ",
+        ),
+        (r"lit-?gpt|lightning", "litgpt"),
+        (r"\bddp\b|data ?parallel|nanogpt|llm\.c|horovod|byteps", "ddp"),
+        (r"pytorch|\btorch\b|fairseq", "pytorch"),
+    )
+)
+_STAGES: tuple[tuple[str, int], ...] = (
+    (r"(?i)\bzero[-_ ]?(?:stage|dp)?[-_ ]?([0-3])\b", -1),
+    (r"(?i)zero-?infinity|zero\+\+|gemini|hybrid_shard|full_shard|\bhsdp\b", 3),
+    (r"(?i)zero-?offload|shard_grad_op", 2),
+    (r"(?i)no_shard|\bddp\b", 0),
+)
+
+
+def usual_name(framework: str) -> str:
+    """The name in lower case, as a line of frameworks.py starts, where `framework` is another spelling of it."""
+    name = framework.strip()
+    bare = _VENDORS.sub("", name)
+    for pattern, usual in _SPELLINGS:
+        if re.search(pattern, bare):
+            return usual or bare.lower()
+    return bare.lower()
+
+
+def zero_in_name(framework: str) -> int | None:
+    """The ZeRO stage that a framework's name states ("DeepSpeed ZeRO-2"), None where it states none."""
+    for pattern, stage in _STAGES:
+        found = re.search(pattern, framework)
+        if found:
+            return stage if stage >= 0 else int(found[1])
+    return None

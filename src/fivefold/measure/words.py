@@ -1,0 +1,62 @@
+"""What rows say in words rather than in columns of a closed vocabulary: precision, recomputation, how shards lie."""
+
+from __future__ import annotations
+
+import re
+
+from fivefold.measure.runs import Run
+from fivefold.runtime import load_runtime
+
+# Patterns in lower-case text, the first that is found counts.
+_PRECISIONS: tuple[tuple[str, str], ...] = (
+    (r"mx-?fp8", "mxfp8"),
+    (r"nv-?fp4|\bfp4|4-bit", "nvfp4"),
+    (r"fp-?8|float8|e4m3|e5m2", "fp8"),
+    (r"bf-?16|bfloat", "bf16"),
+    (r"fp-?16|float16|\bhalf\b|16-mixed|\bamp o[12]\b|\bapex\b", "fp16"),
+    (r"fp-?32|float32|\btf-?32|\bsingle\b", "fp32"),
+)
+# "None set in recipe override" says nothing.
+_RECOMPUTATION: tuple[tuple[str, str], ...] = (
+    (r"^(none|no|off|false|0|disabled|without)( recompute| recomputation| checkpointing| ac)?$|\bac off$", "none"),
+    (r"selective|core[_ -]?attn|core attention|\bsac\b", "selective"),
+    (r"^(full|on|yes|true|1|uniform|enabled)\b|(gradient|activation) checkpointing|checkpoint-activations", "full"),
+)
+
+
+def precision_in_words(text: str) -> str | None:
+    """The precision that `text` names, None where it names none."""
+    return _first(_PRECISIONS, text)
+
+
+def recompute_kind(run: Run) -> str:
+    """The kind of recomputation: of its column, else of its text; "unknown" where neither says."""
+    if run.recompute_kind not in (None, "unknown"):
+        return run.recompute_kind
+    return _first(_RECOMPUTATION, run.recompute or "") or "unknown"
+
+
+def _first(table: tuple[tuple[str, str], ...], text: str) -> str | None:
+    return next((kind for pattern, kind in table if re.search(pattern, text.strip().lower())), None)
+
+
+def is_ulysses(run: Run, runtime: str) -> bool:
+    """Whether context parallelism exchanges heads. DeepSpeed has no other over a whole block (Jacobs et al. 2023)."""
+    words = f"{run.framework} {run.notes} {run.overlap} {run.attention}".lower()
+    return "a2a" in (run.overlap or "") or "ulysses" in words or runtime.startswith("deepspeed")
+
+
+def shard_groups(run: Run, zero: int, runtime: str) -> int:
+    """Of hybrid sharding, how many groups hold all parameters: as stated ("dp_replicate=4", "(FSDP=128"), else one a
+    node; 1 where the runtime or the row has none."""
+    words = f"{run.framework} {run.notes} {run.overlap}"
+    if zero < 2 or load_runtime(runtime).sharding != "fully_sharded":
+        return 1
+    ranks = (run.gpus or 1) // ((run.tp or 1) * (run.pp or 1))
+    stated = re.search(r"dp_replicate\D{0,3}(\d+)", words)
+    shards = re.search(r"\(FSDP=(\d+)\b", run.notes or "")
+    if stated is None and shards is None and not re.search(r"\bhsdp\b|hybrid[_ -]shard", words, re.IGNORECASE):
+        return 1
+    inside = int(shards[1]) if shards else max((run.gpus_per_node or 8) // (run.tp or 1), 1)
+    groups = int(stated[1]) if stated else ranks // max(inside, 1)
+    return groups if groups and ranks % groups == 0 else 1

@@ -1,0 +1,298 @@
+"""Rows as other people write them: frameworks, GPUs, networks, models and what is left out, against what they mean."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from fivefold.cluster import clusters
+from fivefold.measure import Run, Unconvertible, convert
+from fivefold.measure.predict import choose, predict
+from fivefold.model import count_params
+
+LLAMA = {
+    "model": "llama3-8b", "arch": "dense", "layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8,
+    "head_dim": 128, "vocab": 128256, "gated_mlp": 1,
+}  # fmt: skip
+SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "gated_mlp")
+NO_SIZES = dict.fromkeys(SIZES)
+
+
+def _run(**changes) -> Run:
+    fields = {
+        "id": "other-1", "framework": "Megatron-LM", "source_date": "2025-06", "seq": 4096, "mbs": 1, "gbs": 128,
+        "gpu": "H100-80GB-SXM", "gpus": 64, "gpus_per_node": 8, "interconnect": "NVLink + IB", "tp": 1, "cp": 1,
+        "pp": 1, "ep": 1, "precision_kind": "bf16", "recompute_kind": "full", **LLAMA,
+    }  # fmt: skip
+    return Run(**{**fields, **changes})
+
+
+def _case(**changes):
+    return convert(_run(**changes))
+
+
+@pytest.mark.parametrize(
+    ("framework", "runtime", "zero"),
+    [
+        ("Megatron-LM (ROCm fork)", "megatron", 1),
+        ("AMD Megatron-LM", "megatron", 1),
+        ("Primus/Megatron (AMD)", "megatron", 1),
+        ("Primus/TorchTitan", "torchtitan", 3),
+        ("TorchTitan (Primus)", "torchtitan", 3),
+        ("NVIDIA NeMo 24.09", "megatron", 1),
+        ("NeMo AutoModel (FSDP2)", "fsdp", 3),
+        ("Megatron-FSDP", "megatron-fsdp", 3),
+        ("Pai-Megatron-Patch", "megatron", 1),
+        ("Microsoft DeepSpeed ZeRO-1", "deepspeed", 1),
+        ("DeepSpeed (ZeRO stage 2)", "deepspeed-zero", 2),
+        ("ZeRO-Infinity", "deepspeed-zero", 3),
+        ("LLaMA-Factory + DeepSpeed ZeRO-3", "deepspeed-zero", 3),
+        ("LLaMAFactory", "fsdp1", 3),
+        ("Hugging Face Transformers Trainer", "fsdp1", 3),
+        ("FSDP1", "fsdp1", 3),
+        ("PyTorch FSDP2", "fsdp", 3),
+        ("torch FSDP SHARD_GRAD_OP", "fsdp1", 2),
+        ("PyTorch DDP", "deepspeed", 0),
+        ("torchtune", "fsdp", 3),
+        ("LLM Foundry", "torchtitan", 3),
+        ("EleutherAI gpt-neox", "deepspeed", 1),
+        ("PyTorch/XLA SPMD", "megatron-fsdp", 3),
+        ("mesh-transformer-jax", "megatron-fsdp", 3),
+        ("somebody's own", "megatron", 1),
+    ],
+)
+def test_frameworks_under_other_spellings(framework, runtime, zero):
+    case = _case(framework=framework)
+    assert (case.runtime, case.layout.zero) == (runtime, zero)
+
+
+def test_a_stage_in_its_column_wins_over_the_one_in_a_name():
+    assert _case(framework="DeepSpeed ZeRO-3", zero=2).layout.zero == 2
+
+
+def test_deepspeed_with_other_axes_is_megatrons_and_shards_no_parameters_behind_a_pipeline():
+    case = _case(framework="DeepSpeed", tp=2, pp=4)
+    assert (case.runtime, case.layout.zero, case.layout.sequence_parallel) == ("deepspeed", 0, False)
+    assert _case(framework="PyTorch FSDP", pp=2).layout.zero == 1
+
+
+def test_hybrid_shards_lie_inside_a_node():
+    assert _case(framework="PyTorch HSDP").layout.dp_replicate == 8
+    assert _case(framework="torchtitan", notes="dp_replicate=2").layout.dp_replicate == 2
+    assert _case(framework="PyTorch FSDP").layout.dp_replicate == 1
+
+
+def test_ulysses_exchanges_heads():
+    assert _case(framework="DeepSpeed-Ulysses", cp=4).layout.cp_kind == "a2a"
+    assert _case(framework="torchtitan", cp=4).layout.cp_kind == "p2p"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "system"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100-80g-sxm"),
+        ("A100-80GB-PCIe", "a100-80g-pcie"),
+        ("H100 80GB PCIe", "h100-pcie"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("H800 PCIe", "h100-pcie"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("MI300A", "mi300a"),
+        ("MI350X", "mi350x"),
+        ("MI210", "mi210"),
+        ("MI250X (per GCD)", "mi250x-gcd"),
+        ("HL-225", "gaudi2"),
+        ("TPU v3", "tpu-v3"),
+        ("v5litepod-256", "tpu-v5e"),
+        ("v5p-1024", "tpu-v5p"),
+        ("trn1.32xlarge", "trainium"),
+        ("AWS Trainium2", "trainium2"),
+        ("Intel Data Center GPU Max 1550", "max-1550-tile"),
+        ("Ascend 910", "ascend-910a"),
+        ("Ascend 910B3", "ascend-910b"),
+        ("RTX 6000 Ada", "rtx-6000-ada"),
+        ("p4d.24xlarge", "p4d.24xlarge"),
+    ],
+)
+def test_gpus_under_other_spellings(gpu, system):
+    name = _case(gpu=gpu, interconnect=None, gpus_per_node=None).cluster.name
+    assert name == system
+    assert name in clusters() or "." in name
+
+
+def test_every_system_of_the_catalogue_is_read_by_its_own_name():
+    for system in clusters():
+        assert _case(gpu=system, interconnect=None, gpus_per_node=None, precision_kind="unknown").cluster.gpus == 64
+
+
+def test_cards_on_pcie_are_not_modules():
+    assert _case(gpu="A100-80GB", interconnect="PCIe only, 1x HDR").cluster.name == "a100-80g-pcie"
+    assert _case(gpu="A100-80GB", interconnect="PCIe Gen4").cluster.name == "a100-80g-pcie"
+    assert _case(gpu="A100-SXM4-80GB", interconnect="PCIe Gen4").cluster.name == "a100-80g-sxm"
+    assert _case(gpu="A100-80GB", interconnect="NVLink, PCIe Gen4 to 8x HDR200").cluster.name == "a100-80g-sxm"
+
+
+@pytest.mark.parametrize(
+    ("words", "gigabits"),  # of one GPU of eight
+    [
+        ("IB HDR", 200), ("InfiniBand EDR 100Gb/s", 100), ("IB NDR", 400), ("NVLink only", 400), ("8xNDR", 400),
+        ("2x EDR", 25), ("1x IB HDR 200", 25), ("8x 200Gb/s HDR InfiniBand", 200), ("Slingshot-11", 200),
+        ("100GbE", 12.5), ("25 Gbps Ethernet", 3.125), ("Ethernet 100G", 12.5), ("40 Gbps TCP", 5), ("10 Gbps", 1.25),
+        ("3.2 Tbps", 400), ("1.6Tb/s RoCE", 200), ("RoCE 4x200G", 100), ("400 Gb/s InfiniBand per node", 50),
+        ("InfiniBand 200 Gb/s (1 NIC per node)", 25), ("200Gbps per GPU", 200), ("InfiniBand 1600 Gbps", 200),
+        ("NVLink 900 GB/s", 400), ("NVLink 900 GB/s per GPU + IB HDR", 200), ("not stated", 400),
+    ],
+)  # fmt: skip
+def test_networks_as_written(words, gigabits):
+    link = _case(interconnect=words).cluster.links[-1]
+    assert link.bandwidth_per_s * 8 / 1e9 == pytest.approx(gigabits)
+
+
+@pytest.mark.parametrize(
+    ("words", "precision"),
+    [
+        ("float16", "fp16"), ("half", "fp16"), ("bfloat16", "bf16"), ("float32", "fp32"), ("e4m3 blockwise", "fp8"),
+        ("MX-FP8", "fp8"), ("16-mixed", "fp16"), ("bf16-mixed", "bf16"), ("mixed precision", "bf16"),
+    ],
+)  # fmt: skip
+def test_precisions_in_words(words, precision):
+    case = _case(precision=words, precision_kind=None)
+    assert case.work.precision == precision
+    assert "precision" in case.assumed
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("no", "none"), ("disabled", "none"), ("full activation checkpointing", "full"), ("True", "full"),
+        ("selective (core attention)", "selective"), ("none set in recipe override (model default)", None),
+    ],
+)  # fmt: skip
+def test_recomputation_in_words(words, kind):
+    case = _case(recompute=words, recompute_kind=None)
+    assert ("recompute" in case.assumed) == (kind is None)
+    assert kind is None or case.layout.recompute.kind == kind
+
+
+def test_long_sequences_and_old_gpus_choose_the_attention_that_they_can():
+    row = {"framework": "Megatron-DeepSpeed", "gpu": "A100-80GB"}
+    assert _case(**row, seq=2048).work.attention == "unfused"
+    assert _case(**row, seq=8192).work.attention == "flash"
+    assert _case(gpu="V100-32GB", seq=2048).work.attention == "unfused"  # Transformer Engine needs Ampere
+    assert (
+        _case(gpu="V100-32GB", seq=2048, framework="PyTorch FSDP").work.attention == "flash"
+    )  # PyTorch's own does not
+
+
+# ---------------------------------------------------------------- models
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"),
+    [
+        ("meta-llama/Meta-Llama-3-70B", 70.6), ("Qwen2.5-7B-Instruct", 7.62), ("GPT-3 175B", 175),
+        ("Mixtral 8x7B", 46.7), ("DeepSeek-V3", 671), ("LLaMA-65B", 65.2), ("GPT 2.7B", 2.7), ("deepseek-67b", 67),
+        ("gpt-145B", 145),
+    ],
+)  # fmt: skip
+def test_a_name_is_enough_for_a_model(model, billions):
+    case = _case(**NO_SIZES, model=model, arch=None)
+    assert count_params(case.model).total / 1e9 == pytest.approx(billions, rel=0.04)
+    assert {"architecture", "layers"} & set(case.assumed)
+
+
+@pytest.mark.parametrize("billions", [0.35, 1.3, 7, 13, 20, 30, 70, 175, 1000])
+@pytest.mark.parametrize("kind", ["gpt", "llama-like"])
+def test_a_number_of_parameters_is_enough_for_a_model(billions, kind):
+    case = _case(**NO_SIZES, model=kind, params_b=billions)
+    assert count_params(case.model).total / 1e9 == pytest.approx(billions, rel=0.12)
+    assert {"layers", "hidden"} <= set(case.assumed)
+
+
+@pytest.mark.parametrize("column", SIZES)
+def test_one_size_that_is_left_out_follows_from_the_name(column):
+    assert count_params(_case(**{column: None}).model) == count_params(_case().model)
+
+
+def test_sizes_that_are_left_out_follow_from_the_number_of_parameters():
+    ours = {"model": "ours", "ffn": None, "kv_heads": None, "gated_mlp": None, "vocab": 32000}
+    seven = _case(**ours, params_b=6.74).model.runs[0].block  # Llama 1's: gated, 11,008 wide, as many keys as queries
+    assert (seven.feed.gated, seven.feed.ffn, seven.mixer.kv_heads) == (True, 11008, 32)
+    mistral = _case(**{**ours, "ffn": 14336}, params_b=7.24).model.runs[0].block
+    assert (mistral.feed.gated, mistral.mixer.kv_heads) == (True, 8)
+    gpt = _case(**{**ours, "vocab": 50257}, params_b=6.65).model.runs[0].block
+    assert (gpt.feed.gated, gpt.feed.ffn) == (False, 4 * 4096)
+
+
+def test_stated_sizes_win_over_the_name():
+    assert _case(ffn=8192).model.runs[0].block.feed.ffn == 8192
+    assert _case(layers=12).model.layers == 12
+    assert _case(layers=None, model="llama3-8b-12L").model.layers == 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model": "T5-3B"}, "no decoder"),
+        ({"arch": "encoder-decoder"}, "architecture 'encoder-decoder'"),
+        ({"model": "mamba-2.8b"}, "no decoder"),
+        ({"model": "llama3-8b (reduced layers)", "layers": None}, "not stated: layers"),
+    ],
+)
+def test_what_columns_cannot_say_is_refused_by_name(changes, reason):
+    with pytest.raises(Unconvertible, match=reason):
+        _case(**changes)
+
+
+def test_an_encoder_is_priced_as_the_decoder_of_its_sizes():
+    bert = {
+        "model": "bert-large",
+        "layers": 24,
+        "hidden": 1024,
+        "ffn": 4096,
+        "heads": 16,
+        "kv_heads": 16,
+        "gated_mlp": 0,
+    }
+    case = _case(**bert, head_dim=64, vocab=30522, arch="encoder", seq=512)
+    assert count_params(case.model).total / 1e6 == pytest.approx(335, rel=0.03)
+
+
+# ---------------------------------------------------------------- degrees and batch
+
+
+@pytest.mark.parametrize(
+    ("changes", "assumed", "expected"),
+    [
+        ({"tp": None, "dp": 8, "pp": 2}, "tp", {"tp": 4, "gpus": 64}),
+        ({"tp": None}, "tp", {"tp": 1, "gpus": 64}),
+        ({"gpus": None, "tp": 2, "dp": 16}, "gpus", {"tp": 2, "gpus": 32}),
+        ({"tp": 2, "dp": 64}, "dp", {"tp": 2, "gpus": 64}),
+        ({"gbs": None, "mbs": 2}, "gbs", {"batch": 128}),
+        ({"gbs": 4_194_304}, "gbs", {"batch": 1024}),
+        ({"gbs": 1000}, "gbs", {"batch": 1024}),
+        ({"seq": None}, "seq", {"seq": 8192}),
+        ({"mbs": 6, "gbs": 512}, "micro_batch", {"micro_batch": 4}),
+    ],
+)
+def test_what_follows_from_the_rest_of_a_row(changes, assumed, expected):
+    case = _case(**changes)
+    found = {
+        "tp": case.layout.tp, "gpus": case.cluster.gpus, "batch": case.work.global_batch, "seq": case.work.seq_len,
+        "micro_batch": case.layout.micro_batch,
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+    assert assumed in case.assumed
+
+
+def test_dies_are_the_devices_of_cards_that_have_two():
+    case = _case(gpu="MI250X", gpus=32, gpus_per_node=4, tp=8, dp=8, interconnect=None)
+    assert (case.cluster.gpus, case.cluster.gpus_per_node) == (64, 8)
+
+
+def test_what_is_filled_in_is_not_read_from_performance():
+    """A row without a batch: another published rate changes nothing but what it is compared with."""
+    slow, fast = (_run(gbs=None, mbs=2, tokens_per_s_per_gpu=rate) for rate in (1000.0, 9000.0))
+    first, second = convert(slow), convert(fast)
+    assert msgspec.structs.replace(first, run=second.run) == second
+    assert predict(choose(first)).seconds == predict(choose(second)).seconds
+    assert first.run.measured_s == pytest.approx(9 * (second.run.measured_s or 0))
