@@ -58,12 +58,24 @@ def _case(**changes):
         ("EleutherAI gpt-neox", "deepspeed", 1),
         ("PyTorch/XLA SPMD", "megatron-fsdp", 3),
         ("mesh-transformer-jax", "megatron-fsdp", 3),
+        ("ColossalAI Gemini", "deepspeed-zero", 3),
+        ("Colossal-AI", "deepspeed", 0),
         ("somebody's own", "megatron", 1),
     ],
 )
 def test_frameworks_under_other_spellings(framework, runtime, zero):
     case = _case(framework=framework)
     assert (case.runtime, case.layout.zero) == (runtime, zero)
+
+
+def test_frameworks_without_a_line_ran_plain_pytorch_before_transformer_engine():
+    assert _case(framework="Alpa", source_date="2022-06").runtime == "deepspeed"
+    assert _case(framework="Alpa", source_date="2024-06").runtime == "megatron"
+    assert _case(framework="metaseq FSDP", source_date="2022-05", zero=3).runtime == "torchtitan"
+
+
+def test_xla_programs_wait_for_no_host():
+    assert _case(framework="MaxText").changes["launch_host_s"] == 0
 
 
 def test_a_stage_in_its_column_wins_over_the_one_in_a_name():

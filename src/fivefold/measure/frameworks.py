@@ -212,6 +212,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
     ),
     Framework(
         starts=("maxtext", "paxml", "jax", "axlearn", "levanter", "easylm"),
+        changes={"launch_host_s": 0.0, "group_launch_host_s": 0.0},
         runtime="megatron-fsdp",
         sharded="megatron-fsdp",
         stands_in=True,
@@ -221,17 +222,30 @@ FRAMEWORKS: tuple[Framework, ...] = (
         tuned="vendor's recipe",
         source="MaxText's and PaxML's FSDP meshes (from memory). Their recipes scan over blocks, so that one policy "
         "holds for all (scan_layers in dgxc-benchmarking's maxtext/configure.sh, 0b71cfda51; USE_REPEATED_LAYER in "
-        "paxml's GPU configs.py, 04516ac858), and XLA drops what backward does not need",
+        "paxml's GPU configs.py, 04516ac858), and XLA drops what backward does not need; its programs run without a "
+        "host between operations",
     ),
     Framework(
         starts=("colossal",),
-        runtime="megatron",
+        runtime="deepspeed",
+        sharded="deepspeed-zero",
         stands_in=True,
         zero=0,
+        sequence_parallel=False,
+        unfused_until=_FLASH_USUAL,
         grad_dtype="bf16",
-        source="Colossal-AI zero/low_level: gradients stay in the parameters' dtype beside fp32 masters (from memory)",
+        source="plugins around transformers' models, in plain PyTorch with few fused kernels; HybridParallelPlugin's "
+        "enable_sequence_parallelism is off; zero/low_level keeps gradients in the parameters' dtype beside fp32 "
+        "masters (from memory)",
     ),
-    Framework(starts=("libai", "oneflow"), runtime="megatron", stands_in=True, zero=0, unfused_until=_FLASH_USUAL),
+    Framework(
+        starts=("libai", "oneflow"),
+        runtime="megatron",
+        before_te="deepspeed",
+        stands_in=True,
+        zero=0,
+        unfused_until=_FLASH_USUAL,
+    ),
     Framework(
         starts=("gpt-neox", "neox"),
         runtime="deepspeed",
@@ -272,7 +286,12 @@ FRAMEWORKS: tuple[Framework, ...] = (
 )
 # A framework that no line names: its degrees say which kind of profile is nearest.
 OTHER = Framework(
-    starts=("",), runtime="megatron", stands_in=True, unfused_until=_FLASH_USUAL, source="nearest kind of framework"
+    starts=("",),
+    runtime="megatron",
+    before_te="deepspeed",
+    stands_in=True,
+    unfused_until=_FLASH_USUAL,
+    source="nearest kind of framework",
 )
 
 
@@ -319,7 +338,7 @@ def runtime_of(run: Run, line: Framework) -> tuple[str, bool]:
     """(profile, whether it stands in for another framework)."""
     zero, _ = zero_of(run, line)
     profile = line.sharded if zero >= 2 else line.runtime
-    if is_before_te(run, line):
+    if zero < 2 and is_before_te(run, line):
         return line.before_te, True
     return profile, line.stands_in
 

@@ -29,7 +29,7 @@ _SPELLINGS: tuple[tuple[str, str], ...] = tuple(
         (r"gpt-?neox|\bneox\b", "gpt-neox"),
         (r"deep-?speed|\bzero(-?[123]|\+\+|-infinity|-offload| stage)|ulysses|bmtrain", "deepspeed"),
         (r"\bxla\b|jax|flax|\bpax|t5x|levanter|easylm|axlearn|maxtext|haiku|mesh[- ]?t(ensor|f)|gspmd", "jax"),
-        (r"colossal|internevo|internlm", "colossal"),
+        (r"colossal", "colossal"),
         (r"foundry|composer|mosaic", "llm-foundry"),
         (r"nanotron|picotron", "nanotron"),
         (r"olmo-?core|open-?lm", "fsdp2"),
