@@ -308,3 +308,19 @@ def test_what_is_filled_in_is_not_read_from_performance():
     assert msgspec.structs.replace(first, run=second.run) == second
     assert predict(choose(first)).seconds == predict(choose(second)).seconds
     assert first.run.measured_s == pytest.approx(9 * (second.run.measured_s or 0))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gib"),
+    [("A100-64GB", 64), ("H20 141GB", 141), ("A100-80GB", 80), ("GH200 480GB", 94.5), ("MI300X-192GB", 192)],
+)
+def test_memory_in_a_name(gpu, gib):
+    assert _case(gpu=gpu).cluster.gpu.memory_bytes / 2**30 == pytest.approx(gib, rel=0.02)
+
+
+def test_a_width_says_whether_a_feed_forward_is_gated():
+    ours = {"model": "ours", "gated_mlp": None}
+    assert _case(**ours).model.runs[0].block.feed.gated  # 3.5 times as wide
+    assert not _case(**ours, ffn=16384).model.runs[0].block.feed.gated
+    assert _case(**ours, ffn=16384, arch="moe", experts=8, topk=2, moe_ffn=2048).model.runs[0].block.feed.gated is False
+    assert _case(**ours, ffn=None, arch="moe", experts=8, topk=2, moe_ffn=2048).model.runs[0].block.feed.gated

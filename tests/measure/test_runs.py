@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivefold.errors import FivefoldError
-from fivefold.measure import Run, read_runs, shipped_runs
+from fivefold.measure import Run, read_runs, shipped_runs, validate
 
 
 def _write(tmp_path, text, name="runs.csv"):
@@ -98,6 +98,22 @@ def test_mistakes_are_located(tmp_path, text, where, problem):
     assert problem in caught.value.message
     assert caught.value.code == "bad-measured-runs"
     assert len(caught.value.message) < 1000
+
+
+def test_a_row_with_a_mistake_is_left_out_where_that_is_asked(tmp_path):
+    text = "id,tp,recompute_kind\na-1,two,\na-2,1,Full\na-2,2,\na-3\n,4,\na-4,2,partial\n"
+    table = read_runs(_write(tmp_path, text), leave_out_mistakes=True)
+    assert [(run.id, run.recompute_kind) for run in table.runs] == [("a-2", "full")]
+    assert [row.id for row in table.unread] == ["a-1", "a-2", "a-3", "line 6", "a-4"]
+    assert "line 2, column tp" in table.unread[0].reason
+    report = validate(table)
+    assert report.rows_total == 6
+    assert {row.id for row in report.skipped} == {"a-1", "a-2", "a-3", "line 6", "a-4"}
+
+
+def test_numbers_as_people_write_them(tmp_path):
+    row = read_runs(_write(tmp_path, 'id,gpus,sp,gbs\na-1,"1,024",True,512.0\n')).runs[0]
+    assert (row.gpus, row.sp, row.gbs) == (1024, 1, 512)
 
 
 def test_what_is_no_file_is_refused(tmp_path):

@@ -99,17 +99,21 @@ def _unknown(problem: str, run: Run) -> FivefoldError:
     return FivefoldError(problem, code="unknown-model", value=run.model)
 
 
+_UNGATED = re.compile(r"gpt|opt\b|opt-|bloom|pythia|neox|falcon|mpt|bert|switch|glam", re.IGNORECASE)
+
+
 def _is_gated(run: Run) -> bool | None:
-    """Whether the feed-forward is gated: as stated, as models of the name are, or None for a name that says nothing."""
+    """Whether the feed-forward is gated: as stated, as models of the name are, as its width says, or None where none
+    of them does. One of another width than four times the hidden size is gated; so are experts of no known family."""
     if run.gated_mlp is not None:
         return bool(run.gated_mlp)
     if _GATED.search(f"{run.model} {run.arch}"):
         return True
-    return (
-        False
-        if re.search(r"gpt|opt\b|opt-|bloom|pythia|neox|falcon|mpt|bert", run.model or "", re.IGNORECASE)
-        else None
-    )
+    if _UNGATED.search(run.model or ""):
+        return False
+    if run.ffn is not None and run.hidden is not None:
+        return run.ffn != 4 * run.hidden
+    return True if (run.experts or 0) > 1 else None
 
 
 @lru_cache(maxsize=1)

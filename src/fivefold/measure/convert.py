@@ -167,7 +167,7 @@ def _workload(run: Run, line: Framework, runtime: str, cluster: Cluster, assumed
         grad_dtype="bf16" if pure and whole else "fp32",
         attention="unfused" if unfused else "flash",
         dropout=drops_out(run, line),
-        trained="adapters" if re.search(r"\blora\b", f"{run.model} {run.notes}", re.IGNORECASE) else "all",
+        trained="adapters" if re.search(r"\bq?lora\b", f"{run.model} {run.notes}", re.IGNORECASE) else "all",
     )
 
 

@@ -212,13 +212,12 @@ FRAMEWORKS: tuple[Framework, ...] = (
     ),
     Framework(
         starts=("maxtext", "paxml", "jax", "axlearn", "levanter", "easylm"),
-        changes={"launch_host_s": 0.0, "group_launch_host_s": 0.0},
         runtime="megatron-fsdp",
         sharded="megatron-fsdp",
         stands_in=True,
         zero=3,
         recomputes_in_part=False,
-        changes={"checkpoint_stops_early": True},
+        changes={"checkpoint_stops_early": True, "launch_host_s": 0.0, "group_launch_host_s": 0.0},
         tuned="vendor's recipe",
         source="MaxText's and PaxML's FSDP meshes (from memory). Their recipes scan over blocks, so that one policy "
         "holds for all (scan_layers in dgxc-benchmarking's maxtext/configure.sh, 0b71cfda51; USE_REPEATED_LAYER in "

@@ -84,6 +84,9 @@ _NETWORKS: tuple[tuple[str, str, str], ...] = (
     ("h100-sxm", r"TCPXO", "gcp-a3-megagpu"),
     ("h100-sxm", r"TCPX\b", "gcp-a3-highgpu"),
 )
+# Of the gigabytes in a card's name, what the driver leaves, in GiB (79.2 of 80, 39.5 of 40). A name that differs little
+# from the catalogue means its card; one that differs by more than a factor means another memory: a GH200's 480 GB.
+_USABLE, _SAME_MEMORY, _LEAST, _MOST = 0.988, 0.12, 0.4, 2.5
 # An A100 of before this date had 40 GB: the 80 GB card was announced in November 2020.
 _LARGER_A100 = "2021-01"
 # FlashAttention 1's rates as fa2's over this. FlashAttention-2 (Dao 2023) reports 1.7 to 3.0 times FlashAttention 1 and
@@ -115,7 +118,19 @@ def cluster_of(run: Run, line: Framework, assumed: set[str]) -> Cluster:
     gpus = int(run.gpus or 1)
     per_node = None if run.gpus_per_node is None else min(run.gpus_per_node, gpus)
     cluster = with_network(load_cluster(system, gpus=gpus, gpus_per_node=per_node), run.interconnect or "")
-    return with_kernel(cluster, line.kernel, assumed)
+    return with_kernel(_with_memory(cluster, name), line.kernel, assumed)
+
+
+def _with_memory(cluster: Cluster, name: str) -> Cluster:
+    """The cluster with the memory in a published name where it is not the catalogue's: "A100-64GB"."""
+    found = re.search(r"(\d{2,3}) ?G(?:I?B)?\b", name)
+    if found is None:
+        return cluster
+    stated = int(int(found[1]) * _USABLE * 2**30)
+    ratio = stated / cluster.gpu.memory_bytes
+    if not _LEAST < ratio < _MOST or abs(ratio - 1) < _SAME_MEMORY:
+        return cluster
+    return msgspec.structs.replace(cluster, gpu=msgspec.structs.replace(cluster.gpu, memory_bytes=stated))
 
 
 def _by_catalogue(name: str) -> tuple[str, bool] | None:

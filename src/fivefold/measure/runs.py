@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import types
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
@@ -160,12 +161,21 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return (self.framework or "").lower().startswith(_LOGS_RESERVED_GIB)
 
 
+class Unread(msgspec.Struct, frozen=True):
+    """A row with a cell that cannot be read: its id, or "line 7" where it has none, and the mistake."""
+
+    id: str
+    reason: str
+
+
 class RunTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The runs of one file. unused_columns: what the file has beside the columns of Run."""
+    """The runs of one file. unused_columns: what the file has beside the columns of Run. unread: rows with mistakes,
+    where they were asked to be left out."""
 
     runs: tuple[Run, ...]
     where: str
     unused_columns: tuple[str, ...] = ()
+    unread: tuple[Unread, ...] = ()
 
 
 CLOSED: dict[str, tuple[str, ...]] = {
@@ -174,6 +184,8 @@ CLOSED: dict[str, tuple[str, ...]] = {
     "mem_kind": ("allocated", "reserved", "nvidia-smi", "unknown"),
 }
 _FLAGS = ("gated_mlp", "tied_embeddings", "sp", "dist_opt")
+_SWITCHES = {"true": "1", "false": "0", "yes": "1", "no": "0"}
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 _MAY_BE_ZERO = (*_FLAGS, "zero", "shared_experts", "experts", "topk", "moe_ffn")
 
 
@@ -183,9 +195,10 @@ def shipped_runs() -> RunTable:
     return _parse(file.read_bytes(), "measured_runs.csv (shipped)")
 
 
-def read_runs(path: str | Path) -> RunTable:
+def read_runs(path: str | Path, *, leave_out_mistakes: bool = False) -> RunTable:
     """The runs of a CSV file with a header of Run's field names, `id` at least; other columns are counted as unused.
 
+    leave_out_mistakes: a row that cannot be read is listed in `unread` instead of refusing the file.
     Raises FivefoldError, naming line and column, for a file that is too large or no CSV, an unreadable number, a word
     outside a closed vocabulary, or an id that occurs twice.
     """
@@ -198,10 +211,10 @@ def read_runs(path: str | Path) -> RunTable:
         raise _error(str(path), f"{reason}", "give the path of a CSV file of measured runs") from error
     if len(raw) > MAX_FILE_BYTES:
         raise _error(str(path), f"it is larger than {MAX_FILE_BYTES >> 20} MiB", "split it")
-    return _parse(raw, str(path))
+    return _parse(raw, str(path), leave_out_mistakes)
 
 
-def _parse(raw: bytes, where: str) -> RunTable:
+def _parse(raw: bytes, where: str, leave_out_mistakes: bool = False) -> RunTable:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -211,21 +224,35 @@ def _parse(raw: bytes, where: str) -> RunTable:
     header = next(lines, (1, []))[1]
     columns = _columns(header, where)
     runs: list[Run] = []
+    unread: list[Unread] = []
     seen: dict[str, int] = {}
     for number, cells in lines:
-        if len(runs) == MAX_ROWS:
+        if len(runs) + len(unread) == MAX_ROWS:
             raise _error(where, f"it has more than {MAX_ROWS:,} rows", "split it")
-        run = _row(cells, columns, len(header), f"{where}, line {number}")
-        if run.id in seen:
-            raise _error(
-                f"{where}, line {number}, column id",
-                f"{run.id[:80]!r} is already the id of line {seen[run.id]}",
-                "give every run an id of its own",
-            )
+        try:
+            run = _row(cells, columns, len(header), f"{where}, line {number}")
+            _check_id(run.id, seen, f"{where}, line {number}, column id")
+        except FivefoldError as error:
+            if not leave_out_mistakes:
+                raise
+            unread.append(Unread(_id_of(cells, columns) or f"line {number}", error.message))
+            continue
         seen[run.id] = number
         runs.append(run)
     known = {name for _, name in columns}
-    return RunTable(runs=tuple(runs), where=where, unused_columns=tuple(n for n in header if n not in known))
+    unused = tuple(n for n in header if n not in known)
+    return RunTable(runs=tuple(runs), where=where, unused_columns=unused, unread=tuple(unread))
+
+
+def _check_id(name: str, seen: dict[str, int], where: str) -> None:
+    if name in seen:
+        problem = f"{name[:80]!r} is already the id of line {seen[name]}"
+        raise _error(where, problem, "give every run an id of its own")
+
+
+def _id_of(cells: list[str], columns: list[tuple[int, str]]) -> str:
+    at = next(at for at, name in columns if name == "id")
+    return cells[at].strip()[:80] if at < len(cells) else ""
 
 
 def _lines(text: str, where: str) -> Iterator[tuple[int, list[str]]]:
@@ -290,9 +317,15 @@ def _row(cells: list[str], columns: list[tuple[int, str]], width: int, where: st
 def _value(cell: str, name: str, place: str) -> Any:
     kind = _KINDS[name]
     if kind is str:
+        if name in CLOSED:
+            cell = cell.lower()
         if name in CLOSED and cell not in CLOSED[name]:
             raise _error(place, f"{cell[:80]!r} is unknown", f"use one of {', '.join(CLOSED[name])}", CLOSED[name])
         return cell
+    if name in _FLAGS:
+        cell = _SWITCHES.get(cell.lower(), cell)
+    elif _THOUSANDS.fullmatch(cell):
+        cell = cell.replace(",", "")
     try:
         number = float(cell)
     except ValueError:

@@ -24,8 +24,11 @@ from fivefold.measure.runs import Run, RunTable, shipped_runs
 _FEWEST_FOR_RANKS = 3
 # Assumptions that move a predicted step time by more than some percent when they are wrong.
 _MOVE_TIME = frozenset(
-    ("recompute", "micro_batch", "precision", "runtime", "attention", "attention_kernel", "vpp", "zero", "gpu", "vocab")
-)
+    (
+        "recompute", "micro_batch", "precision", "runtime", "attention", "attention_kernel", "vpp", "zero", "gpu",
+        "vocab", "layers", "hidden", "seq", "gbs", "gpus", "tp", "dp",
+    )
+)  # fmt: skip
 
 
 class Errors(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +130,8 @@ def validate(
     table = runs if isinstance(runs, RunTable) else RunTable(runs=tuple(runs), where="given")
     rows = _of_sources(table.runs, sources)
     cases: list[Case] = []
-    skipped: list[Skipped] = []
+    unread = [row for row in table.unread if sources is None or row.id.rpartition("-")[0] in sources]
+    skipped = [Skipped(id=row.id, reason=row.reason) for row in unread]
     for run in rows:
         try:
             case = choose(convert(run, runtime))
@@ -141,7 +145,7 @@ def validate(
         else:
             used.append((case, _row(case, found)))
     return Validation(
-        rows_total=len(rows),
+        rows_total=len(rows) + len(unread),
         rows_used=len(used),
         skipped=tuple(skipped),
         by_source=_by_source(used),

@@ -35,8 +35,8 @@ def validate(
     source
         Keep the runs of these sources (the part of a run's id before its number), separated by commas.
     runs
-        CSV file of runs with the columns of the shipped table; id is needed, others may be missing. Default: the
-        published runs that come with fivefold.
+        CSV file of runs with the columns of the shipped table; id is needed, others may be missing, and a row with a
+        mistake is skipped. Default: the published runs that come with fivefold.
     calibration
         File of factors fitted to your own runs (fivefold calibrate --save).
     rows
@@ -48,7 +48,7 @@ def validate(
     from fivefold.measure import validate as predict
 
     with progress("Predicting the runs"):
-        table = None if runs is None else read_runs(runs)
+        table = None if runs is None else read_runs(runs, leave_out_mistakes=True)
         wanted = None if source is None else names("--source", source)
         factors = None if calibration is None else load_calibration(calibration)
         found = predict(table, sources=wanted, runtime=runtime.runtime, calibration=factors)
