@@ -136,6 +136,17 @@ def test_every_system_of_the_catalogue_is_read_by_its_own_name():
         assert _case(gpu=system, interconnect=None, gpus_per_node=None, precision_kind="unknown").cluster.gpus == 64
 
 
+def test_nodes_that_bridges_do_not_divide_are_the_systems_own():
+    case = _case(gpu="H100 NVL", gpus=6, gpus_per_node=6, gbs=24)
+    assert (case.cluster.gpus, case.cluster.gpus_per_node) == (6, 8)
+    assert "gpus_per_node" in case.assumed
+
+
+def test_gpus_without_a_precision_run_the_next_one():
+    assert _case(gpu="TPU v5p", precision_kind="fp16").work.precision == "bf16"
+    assert _case(gpu="V100-32GB", precision_kind="fp8").work.precision == "fp16"
+
+
 def test_cards_on_pcie_are_not_modules():
     assert _case(gpu="A100-80GB", interconnect="PCIe only, 1x HDR").cluster.name == "a100-80g-pcie"
     assert _case(gpu="A100-80GB", interconnect="PCIe Gen4").cluster.name == "a100-80g-pcie"

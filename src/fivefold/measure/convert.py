@@ -87,7 +87,13 @@ _PRECISIONS: dict[str, Precision] = {
     "fp32": "fp32",
 }
 # What a GPU that lacks a recipe's matrix units runs instead.
-_NEXT_PRECISION: dict[Precision, Precision] = {"nvfp4": "mxfp8", "mxfp8": "fp8", "fp8": "bf16", "bf16": "fp16"}
+_NEXT_PRECISION: dict[Precision, Precision] = {
+    "nvfp4": "mxfp8",
+    "mxfp8": "fp8",
+    "fp8": "bf16",
+    "bf16": "fp16",
+    "fp16": "bf16",
+}
 
 
 def convert(run: Run, runtime: str | None = None) -> Case:

@@ -117,8 +117,19 @@ def cluster_of(run: Run, line: Framework, assumed: set[str]) -> Cluster:
         assumed.add("gpus_per_node")
     gpus = int(run.gpus or 1)
     per_node = None if run.gpus_per_node is None else min(run.gpus_per_node, gpus)
-    cluster = with_network(load_cluster(system, gpus=gpus, gpus_per_node=per_node), run.interconnect or "")
+    cluster = with_network(_node(system, gpus, per_node, assumed), run.interconnect or "")
     return with_kernel(_with_memory(cluster, name), line.kernel, assumed)
+
+
+def _node(system: str, gpus: int, per_node: int | None, assumed: set[str]) -> Cluster:
+    """Nodes of so many GPUs, or the system's own where so many do not go with its bridges or sockets."""
+    try:
+        return load_cluster(system, gpus=gpus, gpus_per_node=per_node)
+    except FivefoldError as error:
+        if error.code != "bad-count":
+            raise
+        assumed.add("gpus_per_node")
+        return load_cluster(system, gpus=gpus)
 
 
 def _with_memory(cluster: Cluster, name: str) -> Cluster:
