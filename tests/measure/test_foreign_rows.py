@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -10,16 +12,16 @@ from fivefold.measure import Run, Unconvertible, convert
 from fivefold.measure.predict import choose, predict
 from fivefold.model import count_params
 
-LLAMA = {
+LLAMA: dict[str, Any] = {
     "model": "llama3-8b", "arch": "dense", "layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8,
     "head_dim": 128, "vocab": 128256, "gated_mlp": 1,
 }  # fmt: skip
 SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "gated_mlp")
-NO_SIZES = dict.fromkeys(SIZES)
+NO_SIZES: dict[str, Any] = dict.fromkeys(SIZES)
 
 
 def _run(**changes) -> Run:
-    fields = {
+    fields: dict[str, Any] = {
         "id": "other-1", "framework": "Megatron-LM", "source_date": "2025-06", "seq": 4096, "mbs": 1, "gbs": 128,
         "gpu": "H100-80GB-SXM", "gpus": 64, "gpus_per_node": 8, "interconnect": "NVLink + IB", "tp": 1, "cp": 1,
         "pp": 1, "ep": 1, "precision_kind": "bf16", "recompute_kind": "full", **LLAMA,
@@ -29,6 +31,10 @@ def _run(**changes) -> Run:
 
 def _case(**changes):
     return convert(_run(**changes))
+
+
+def _block(**changes) -> Any:
+    return _case(**changes).model.runs[0].block
 
 
 @pytest.mark.parametrize(
@@ -86,6 +92,18 @@ def test_deepspeed_with_other_axes_is_megatrons_and_shards_no_parameters_behind_
     case = _case(framework="DeepSpeed", tp=2, pp=4)
     assert (case.runtime, case.layout.zero, case.layout.sequence_parallel) == ("deepspeed", 0, False)
     assert _case(framework="PyTorch FSDP", pp=2).layout.zero == 1
+
+
+def test_what_the_hosts_hold_is_read_from_words():
+    held = {
+        name: _case(framework=name).work.offload.words for name in ("DeepSpeed ZeRO-3", "ZeRO-Offload", "ZeRO-Infinity")
+    }
+    assert held == {"DeepSpeed ZeRO-3": "none", "ZeRO-Offload": "optimizer", "ZeRO-Infinity": "optimizer,parameters"}
+    assert _case(notes="optimizer states offloaded to CPU").work.offload.words == "optimizer"
+    assert _case(overlap="act CPU offload=False").work.offload.words == "none"
+    on, off = (_case(framework=name, zero=2) for name in ("ZeRO-Offload", "DeepSpeed"))
+    assert predict(choose(on)).seconds.value > predict(choose(off)).seconds.value
+    assert predict(choose(on)).peak_bytes < predict(choose(off)).peak_bytes
 
 
 def test_hybrid_shards_lie_inside_a_node():
@@ -238,16 +256,16 @@ def test_one_size_that_is_left_out_follows_from_the_name(column):
 
 def test_sizes_that_are_left_out_follow_from_the_number_of_parameters():
     ours = {"model": "ours", "ffn": None, "kv_heads": None, "gated_mlp": None, "vocab": 32000}
-    seven = _case(**ours, params_b=6.74).model.runs[0].block  # Llama 1's: gated, 11,008 wide, as many keys as queries
+    seven = _block(**ours, params_b=6.74)  # Llama 1's: gated, 11,008 wide, as many keys as queries
     assert (seven.feed.gated, seven.feed.ffn, seven.mixer.kv_heads) == (True, 11008, 32)
-    mistral = _case(**{**ours, "ffn": 14336}, params_b=7.24).model.runs[0].block
+    mistral = _block(**{**ours, "ffn": 14336}, params_b=7.24)
     assert (mistral.feed.gated, mistral.mixer.kv_heads) == (True, 8)
-    gpt = _case(**{**ours, "vocab": 50257}, params_b=6.65).model.runs[0].block
+    gpt = _block(**{**ours, "vocab": 50257}, params_b=6.65)
     assert (gpt.feed.gated, gpt.feed.ffn) == (False, 4 * 4096)
 
 
 def test_stated_sizes_win_over_the_name():
-    assert _case(ffn=8192).model.runs[0].block.feed.ffn == 8192
+    assert _block(ffn=8192).feed.ffn == 8192
     assert _case(layers=12).model.layers == 12
     assert _case(layers=None, model="llama3-8b-12L").model.layers == 12
 
@@ -331,7 +349,7 @@ def test_memory_in_a_name(gpu, gib):
 
 def test_a_width_says_whether_a_feed_forward_is_gated():
     ours = {"model": "ours", "gated_mlp": None}
-    assert _case(**ours).model.runs[0].block.feed.gated  # 3.5 times as wide
-    assert not _case(**ours, ffn=16384).model.runs[0].block.feed.gated
-    assert _case(**ours, ffn=16384, arch="moe", experts=8, topk=2, moe_ffn=2048).model.runs[0].block.feed.gated is False
-    assert _case(**ours, ffn=None, arch="moe", experts=8, topk=2, moe_ffn=2048).model.runs[0].block.feed.gated
+    assert _block(**ours).feed.gated  # 3.5 times as wide
+    assert not _block(**ours, ffn=16384).feed.gated
+    assert _block(**ours, ffn=16384, arch="moe", experts=8, topk=2, moe_ffn=2048).feed.gated is False
+    assert _block(**ours, ffn=None, arch="moe", experts=8, topk=2, moe_ffn=2048).feed.gated

@@ -34,7 +34,7 @@ from fivefold.measure.frameworks import (
 from fivefold.measure.hardware import cluster_of
 from fivefold.measure.recipes import changes_of, options_of
 from fivefold.measure.runs import Run
-from fivefold.measure.words import is_ulysses, recompute_kind, shard_groups
+from fivefold.measure.words import is_ulysses, offloaded, recompute_kind, shard_groups
 from fivefold.model import block_params
 from fivefold.model.spec import Attention, FeedForward, ModelSpec
 from fivefold.runtime import load_runtime
@@ -173,6 +173,7 @@ def _workload(run: Run, line: Framework, runtime: str, cluster: Cluster, assumed
         grad_dtype="bf16" if pure and whole else "fp32",
         attention="unfused" if unfused else "flash",
         dropout=drops_out(run, line),
+        offload=offloaded(run),
         trained="adapters" if re.search(r"\bq?lora\b", f"{run.model} {run.notes}", re.IGNORECASE) else "all",
     )
 

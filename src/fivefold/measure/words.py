@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from fivefold.layout.workload import Offload
 from fivefold.measure.runs import Run
 from fivefold.runtime import load_runtime
 
@@ -38,6 +39,23 @@ def recompute_kind(run: Run) -> str:
 
 def _first(table: tuple[tuple[str, str], ...], text: str) -> str | None:
     return next((kind for pattern, kind in table if re.search(pattern, text.strip().lower())), None)
+
+
+# What the host's memory holds by a framework's name and notes. Disks, which ZeRO-Infinity may use too, are not
+# modelled; activations that are offloaded are left where they are: they move beside compute.
+_OFFLOADED: dict[str, re.Pattern[str]] = {
+    "optimizer": re.compile(
+        r"zero-?(offload|infinity)|optimi[sz]er[^;.]{0,30}offload(?!\w*=false)|offload_optimizer"
+        r"|(?<!act )cpu offload(?!=)"
+    ),
+    "parameters": re.compile(r"zero-?infinity|offload_param|parameters?[^;.]{0,20}offload"),
+}
+
+
+def offloaded(run: Run) -> Offload:
+    """What a row keeps in host memory."""
+    words = f"{run.framework}; {run.notes}".lower()
+    return Offload(**{part: float(bool(pattern.search(words))) for part, pattern in _OFFLOADED.items()})
 
 
 def is_ulysses(run: Run, runtime: str) -> bool:
