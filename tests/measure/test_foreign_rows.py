@@ -160,6 +160,23 @@ def test_nodes_that_bridges_do_not_divide_are_the_systems_own():
     assert "gpus_per_node" in case.assumed
 
 
+def test_boards_of_four_have_no_switch():
+    board = _case(gpu="A100-40GB", gpus=64, gpus_per_node=4).cluster.links[0]
+    assert (board.bandwidth_per_s, board.peer_bandwidth_per_s) == (300e9, 100e9)
+    assert not _case(gpu="H100-80GB-SXM", gpus=64, gpus_per_node=4).cluster.links[0].in_network
+    assert _case(gpu="A100-40GB", gpus=4, gpus_per_node=4, gbs=8).cluster.links[0].peer_bandwidth_per_s == 0
+    assert _case(gpu="GB200", gpus=64, gpus_per_node=4).cluster.links[0].in_network
+
+
+def test_dies_of_one_package_are_nearer_than_others():
+    for gpu in ("MI250X", "Max 1550"):
+        inside, outside = (
+            predict(choose(_case(gpu=gpu, gpus=8, tp=tp, gpus_per_node=None, interconnect=None, gbs=8))).seconds.value
+            for tp in (2, 4)
+        )
+        assert 1.1 * inside < outside
+
+
 def test_gpus_without_a_precision_run_the_next_one():
     assert _case(gpu="TPU v5p", precision_kind="fp16").work.precision == "bf16"
     assert _case(gpu="V100-32GB", precision_kind="fp8").work.precision == "fp16"

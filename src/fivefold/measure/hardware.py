@@ -117,7 +117,7 @@ def cluster_of(run: Run, line: Framework, assumed: set[str]) -> Cluster:
         assumed.add("gpus_per_node")
     gpus = int(run.gpus or 1)
     per_node = None if run.gpus_per_node is None else min(run.gpus_per_node, gpus)
-    cluster = with_network(_node(system, gpus, per_node, assumed), run.interconnect or "")
+    cluster = with_network(_board(_node(system, gpus, per_node, assumed), run), run.interconnect or "")
     return with_kernel(_with_memory(cluster, name), line.kernel, assumed)
 
 
@@ -130,6 +130,23 @@ def _node(system: str, gpus: int, per_node: int | None, assumed: set[str]) -> Cl
             raise
         assumed.add("gpus_per_node")
         return load_cluster(system, gpus=gpus)
+
+
+# GPUs of a board without a switch, where nodes of several have so many; links then join each pair.
+_UNSWITCHED = 4
+
+
+def _board(cluster: Cluster, run: Run) -> Cluster:
+    """The cluster on boards of four modules, which have no NVSwitch but a third of each one's links to every other (HGX
+    A100 and H100 of 4 GPUs, V100 nodes of 4; from memory). A single node of four may be half of a larger one."""
+    inner = cluster.links[0]
+    four = run.gpus_per_node == _UNSWITCHED < (run.gpus or 0)
+    if not (four and inner.name == "nvlink" and inner.span == _UNSWITCHED and cluster.gpu.vendor == "nvidia"):
+        return cluster
+    pairs = msgspec.structs.replace(
+        inner, peer_bandwidth_per_s=inner.bandwidth_per_s / (_UNSWITCHED - 1), in_network=False
+    )
+    return msgspec.structs.replace(cluster, links=(pairs, *cluster.links[1:]))
 
 
 def _with_memory(cluster: Cluster, name: str) -> Cluster:
