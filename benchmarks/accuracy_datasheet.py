@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from accuracy import percent, table
-from accuracy_wide import complete
+from accuracy_wide import REPORTED, complete
 from fivefold.cluster import load_curve_of
 from fivefold.measure import Run
 from fivefold.measure.convert import Case, Unconvertible, convert
@@ -81,7 +81,7 @@ def datasheet(runs: list[Run]) -> str:
     for gpus, curve in LOANS:
         members = [case for case in priced if case.cluster.gpu.name.startswith(gpus)]
         own, other = errors(members), errors([lent(case, curve) for case in members])
-        for source in own:
+        for source in (name for name in own if name not in REPORTED):
             before, after = np.array(own[source]), np.array(other[source])
             lines.append(
                 (
