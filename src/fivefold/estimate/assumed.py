@@ -9,8 +9,8 @@ from fivefold.layout.features import features
 from fivefold.model.spec import ModelSpec
 
 _SCAN = (
-    "the public kernels' bytes at the rate of other bandwidth-bound kernels plus their products at flash attention's; "
-    "within 17% of the forward times published for H20 and H100, 2.3 times too fast for B300; backward unverified"
+    "the public kernels' bytes at the rate of other bandwidth-bound kernels plus their products at FlashAttention 2's; "
+    "within 12% of the forward times published for H20 and H100, 2.3 times too fast for B300; backward unverified"
 )
 # By feature of the model: field, value, where it comes from.
 _ROWS: dict[str, tuple[str, Any, str]] = {

@@ -172,7 +172,7 @@ class Pricer:
             seconds = self._stream_seconds(ledger, ledger.streams, "forward").sum(axis=0)
             again[_MEMORY] += self.curve.in_step * seconds
         for row in ledger.scans:
-            ahead, _ = scan_seconds(self.curve, self.gpu, ledger, row, self.sixteen_bit, self.attention_kernel)
+            ahead, _ = scan_seconds(self.curve, self.gpu, ledger, row, self.sixteen_bit)
             again[0] += self.curve.in_step * ahead
 
     # ---------------------------------------------------------------- compute
@@ -221,7 +221,7 @@ class Pricer:
         """Charges linear attention and state spaces; no module recomputes them alone."""
         for row in ledger.scans:
             flops += row.flops
-            ahead, back = scan_seconds(self.curve, self.gpu, ledger, row, self.sixteen_bit, self.attention_kernel)
+            ahead, back = scan_seconds(self.curve, self.gpu, ledger, row, self.sixteen_bit)
             forward[0] += self.curve.in_step * ahead
             backward[0] += self.curve.in_step * back
 
