@@ -369,7 +369,9 @@ def test_functional_tests_list_whether_embeddings_are_tied_and_their_modules_of_
         given = {"vocab": None, "tied_embeddings": None, "gated_mlp": 1, "overlap": overlap, "notes": notes}
         model = convert(_change("simumax-0002", framework="Megatron-LM CI (TE)", **given)).model
         assert (model.tied_embeddings, model.mtp, model.vocab) == (tied, modules, 50_257)
-    assert convert(_change("simumax-0002", vocab=None)).model.vocab == 32_000
+    published = RUNS["simumax-0002"].vocab
+    assert convert(_change("simumax-0002", vocab=None)).model.vocab == published == 128_256  # by the model's name
+    assert convert(_change("simumax-0002", model="ours", vocab=None)).model.vocab == 32_000
 
 
 def test_colossal_ai_reduces_gradients_in_the_parameters_dtype():

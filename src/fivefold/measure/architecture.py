@@ -29,12 +29,13 @@ from fivefold.model.spec import (
 # GPT-2's byte-pair vocabulary, which Megatron's and DeepSpeed's GPT examples train with, and Llama's.
 _USUAL_VOCAB = {False: 50_257, True: 32_000}
 _USUAL_HEAD_DIM = 128
-# Families with a gated feed-forward, where a row does not say.
+# Families with a gated feed-forward, and without, where a row does not say.
 _GATED = re.compile(
     r"llama|qwen|mi[sx]tral|deepseek|gemma|\byi-|internlm|baichuan|palm|kimi|phi-?[34]|olmo|glm|vicuna|aquila|skywork"
     r"|granite|command|smollm|gpt-oss|dbrx|minimax|ernie|hunyuan|grok|seed|orion|xverse|zephyr|amber|k2-",
     re.IGNORECASE,
 )
+_UNGATED = re.compile(r"gpt|opt\b|opt-|bloom|pythia|neox|falcon|mpt|bert|switch|glam", re.IGNORECASE)
 # Architectures that the columns cannot say: encoders with decoders, state spaces, images. An encoder alone is priced as
 # the decoder of its sizes: they differ in the mask of the attention's core.
 _OTHER = re.compile(
@@ -51,7 +52,7 @@ _QUERY_RANK, _QUERY_RANK_FROM = 1536, 5120
 def model_of(run: Run, assumed: set[str]) -> ModelSpec:
     """The model of a row. Needs seq. Raises FivefoldError for a model that the row does not say and for one whose
     architecture its columns cannot."""
-    run = with_blocks_of_name(run, assumed)
+    run = _with_vocabulary(with_blocks_of_name(run, assumed), assumed)
     like = named(run)
     if like is not None and run.hidden not in (None, like.hidden):
         like = None
@@ -71,6 +72,15 @@ def model_of(run: Run, assumed: set[str]) -> ModelSpec:
     if missing:
         raise _unknown(f"not stated: {', '.join(missing)}", run)
     return _built(run, assumed)
+
+
+def _with_vocabulary(run: Run, assumed: set[str]) -> Run:
+    """The row with the vocabulary that its framework's rows share, whatever the model of their name has."""
+    shared = framework_of(run).vocab
+    if run.vocab is not None or shared is None:
+        return run
+    assumed.add("vocab")
+    return msgspec.structs.replace(run, vocab=shared)
 
 
 def _of_name(run: Run, like: ModelSpec) -> ModelSpec | None:
@@ -97,9 +107,6 @@ def _refuse_other(run: Run) -> None:
 
 def _unknown(problem: str, run: Run) -> FivefoldError:
     return FivefoldError(problem, code="unknown-model", value=run.model)
-
-
-_UNGATED = re.compile(r"gpt|opt\b|opt-|bloom|pythia|neox|falcon|mpt|bert|switch|glam", re.IGNORECASE)
 
 
 def _is_gated(run: Run) -> bool | None:
@@ -166,7 +173,7 @@ def _built(run: Run, assumed: set[str]) -> ModelSpec:
         name=run.model or run.id,
         family="gpt2" if like_gpt else "llama",
         hidden=hidden,
-        vocab=int(run.vocab or line.vocab or _USUAL_VOCAB[not like_gpt]),
+        vocab=int(run.vocab or _USUAL_VOCAB[not like_gpt]),
         max_position=seq,
         runs=(BlockRun(int(run.layers or 1), block),),
         tied_embeddings=tied,

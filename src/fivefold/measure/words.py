@@ -66,15 +66,17 @@ def is_ulysses(run: Run, runtime: str) -> bool:
 
 def shard_groups(run: Run, zero: int, runtime: str) -> int:
     """Of hybrid sharding, how many groups hold all parameters: as stated ("dp_replicate=4", "(FSDP=128"), else one a
-    node; 1 where the runtime or the row has none."""
+    node; 1 where the runtime or the row has none, or where they do not divide the ranks."""
     words = f"{run.framework} {run.notes} {run.overlap}"
     if zero < 2 or load_runtime(runtime).sharding != "fully_sharded":
         return 1
     ranks = (run.gpus or 1) // ((run.tp or 1) * (run.pp or 1))
     stated = re.search(r"dp_replicate\D{0,3}(\d+)", words)
+    if stated:
+        groups = int(stated[1])
+        return groups if groups and ranks % groups == 0 else 1
     shards = re.search(r"\(FSDP=(\d+)\b", run.notes or "")
-    if stated is None and shards is None and not re.search(r"\bhsdp\b|hybrid[_ -]shard", words, re.IGNORECASE):
+    if shards is None and not re.search(r"\bhsdp\b|hybrid[_ -]shard", words, re.IGNORECASE):
         return 1
     inside = int(shards[1]) if shards else max((run.gpus_per_node or 8) // (run.tp or 1), 1)
-    groups = int(stated[1]) if stated else ranks // max(inside, 1)
-    return groups if groups and ranks % groups == 0 else 1
+    return ranks // inside if inside and ranks % inside == 0 else 1
