@@ -19,14 +19,13 @@ from fivefold.layout import Layout, Recompute, Workload
 from fivefold.layout.layout import RECOMPUTE_MODULES, Overlap, RecomputeModule, ScheduleKind
 from fivefold.layout.workload import Precision
 from fivefold.measure.architecture import model_of
+from fivefold.measure.attention import drops_out, is_unfused
 from fivefold.measure.complete import completed
 from fivefold.measure.frameworks import (
     Framework,
     dated,
-    drops_out,
     framework_of,
     has_sequence_parallelism,
-    is_unfused,
     precision_of,
     runtime_of,
     zero_of,

@@ -81,7 +81,6 @@ _TRANSFORMER_ENGINE = "2022-12"
 # FlashAttention's first release; before it every framework materialised the scores (Dao et al. 2022, May 2022; in
 # Megatron-LM behind a switch since 2023, from memory).
 _FLASH_USUAL = "2023-01"
-_MOST_UNFUSED_KEYS = 4096
 
 # Megatron-LM's DistributedDataParallel reduced the whole buffer after backward (megatron/model/distributed.py, read at
 # 01d65bde50, of 2023); --overlap-grad-reduce came with what is megatron/core/distributed now (the month from memory).
@@ -178,14 +177,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         overlap="grad",
         source="Megatron-FSDP: --data-parallel-sharding-strategy optim_grads_params (from memory)",
     ),
-    Framework(
-        starts=("primus",),
-        runtime="megatron",
-        sharded="megatron-fsdp",
-        stands_in=True,
-        overlap="grad",
-        tuned="vendor's recipe",
-    ),
+    Framework(starts=("primus",), runtime="megatron", sharded="megatron-fsdp", stands_in=True, tuned="vendor's recipe"),
     Framework(
         starts=("torchtitan",),
         runtime="torchtitan",
@@ -345,31 +337,6 @@ def runtime_of(run: Run, line: Framework) -> tuple[str, bool]:
 def has_sequence_parallelism(run: Run, line: Framework) -> bool:
     """Whether a tensor-parallel row shards sequences too where it does not say so."""
     return line.sequence_parallel and not is_before_te(run, line)
-
-
-def is_unfused(run: Run, line: Framework, *, flash: bool = True) -> tuple[bool, bool]:
-    """(whether attention materialised its scores, whether that is stated).
-
-    flash: whether the GPU runs Transformer Engine's and the flash-attn package's kernels (Ampere and later); PyTorch's
-    own attention has another one for older GPUs. Nobody is taken to have materialised more than 4,096 keys, the most
-    that Megatron's fused softmax took (fused_softmax.py in 2022, from memory).
-    """
-    words = (run.attention or "").lower()
-    if "unfused" in words:
-        return True, True
-    if "flash" in words or "fused" in words:
-        return False, True
-    if (run.seq or 0) > _MOST_UNFUSED_KEYS:
-        return False, False
-    if not flash and line.sharded not in ("torchtitan", "fsdp", "fsdp1"):
-        return True, False
-    return bool(line.unfused_until) and dated(run) < line.unfused_until, False
-
-
-def drops_out(run: Run, line: Framework) -> bool:
-    """Whether hidden states and scores are taken to be dropped out, which no row says."""
-    before_flash = dated(run) < line.unfused_until
-    return (before_flash or line.drops_out) and not run.gated_mlp
 
 
 def dated(run: Run) -> str:

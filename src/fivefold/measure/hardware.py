@@ -84,6 +84,16 @@ _NETWORKS: tuple[tuple[str, str, str], ...] = (
     ("h100-sxm", r"TCPXO", "gcp-a3-megagpu"),
     ("h100-sxm", r"TCPX\b", "gcp-a3-highgpu"),
 )
+# Cards of which the name alone means the SXM module, where the row's links are PCIe's.
+_ON_PCIE = {
+    "a100-40g-sxm": "a100-40g-pcie",
+    "a100-80g-sxm": "a100-80g-pcie",
+    "a800-80g-sxm": "a100-80g-pcie",
+    "h100-sxm": "h100-pcie",
+    "h800-sxm": "h100-pcie",
+}
+# GPUs of a board without a switch, where nodes of several have so many; links then join each pair.
+_UNSWITCHED = 4
 # Of the gigabytes in a card's name, what the driver leaves, in GiB (79.2 of 80, 39.5 of 40). A name that differs little
 # from the catalogue means its card; one that differs by more than a factor means another memory: a GH200's 480 GB.
 _USABLE, _SAME_MEMORY, _LEAST, _MOST = 0.988, 0.12, 0.4, 2.5
@@ -132,10 +142,6 @@ def _node(system: str, gpus: int, per_node: int | None, assumed: set[str]) -> Cl
         return load_cluster(system, gpus=gpus)
 
 
-# GPUs of a board without a switch, where nodes of several have so many; links then join each pair.
-_UNSWITCHED = 4
-
-
 def _board(cluster: Cluster, run: Run) -> Cluster:
     """The cluster on boards of four modules, which have no NVSwitch but a third of each one's links to every other (HGX
     A100 and H100 of 4 GPUs, V100 nodes of 4; from memory). A single node of four may be half of a larger one."""
@@ -167,16 +173,6 @@ def _by_catalogue(name: str) -> tuple[str, bool] | None:
     bare = re.sub(r"^(?:nvidia|amd|aws|intel|google)-+", "", whole)
     known = next((one for one in (whole, bare) if one in clusters() or one in aliases()), None)
     return None if known is None else (known, False)
-
-
-# Cards of which the name alone means the SXM module, where the row's links are PCIe's.
-_ON_PCIE = {
-    "a100-40g-sxm": "a100-40g-pcie",
-    "a100-80g-sxm": "a100-80g-pcie",
-    "a800-80g-sxm": "a100-80g-pcie",
-    "h100-sxm": "h100-pcie",
-    "h800-sxm": "h100-pcie",
-}
 
 
 def _is_pcie(run: Run) -> bool:

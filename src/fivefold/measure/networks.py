@@ -9,7 +9,7 @@ import msgspec
 
 from fivefold.cluster import Cluster
 
-# Gb/s of one card (4 lanes) by its generation: InfiniBand's, Cornelis', HPE's.
+# Gb/s of one card (4 lanes) by its generation: InfiniBand's, Cornelis', HPE's (vendors' datasheets, from memory).
 _GENERATIONS: dict[str, int] = {
     "XDR": 800, "NDR200": 200, "NDR": 400, "HDR100": 100, "HDR": 200, "EDR": 100, "FDR": 56, "QDR": 40,
     "OMNI-PATH": 100, "OMNIPATH": 100, "OPA": 100, "SLINGSHOT-10": 100, "SLINGSHOT": 200,
@@ -17,6 +17,9 @@ _GENERATIONS: dict[str, int] = {
 _NAMES = "|".join(_GENERATIONS)
 _BITS = r"\s*(?:Gbps|Gb/s|Gbit/s|gbps|Gb|G)\b"
 _WORDS = r"(?:[\w/-]+\s+){0,3}?"
+
+# Gb/s: the most that a rate of no stated owner is taken to be a node's only card at, and the most of any one card.
+_ONLY_CARD, _FASTEST_CARD = 100, 800
 
 Rate = Callable[[re.Match[str], Cluster], float]  # bytes per second of one GPU
 
@@ -55,7 +58,6 @@ def _small_is_the_nodes(found: re.Match[str], cluster: Cluster) -> float:
     return _node(found, cluster) if rate <= _ONLY_CARD or rate > _FASTEST_CARD else cluster.links[-1].bandwidth_per_s
 
 
-_ONLY_CARD, _FASTEST_CARD = 100, 800
 # (pattern, rate), the first that is found counts. Bits have a small b: GB/s are NVLink's.
 _RATES: tuple[tuple[str, Rate], ...] = (
     (r"(?P<cards>\d+)\s*x\s*(?P<rate>\d{2,3})\s*G", _cards),

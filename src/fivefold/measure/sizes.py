@@ -94,13 +94,13 @@ def with_sizes_of(run: Run, model: ModelSpec, assumed: set[str]) -> Run:
 def with_parameters(run: Run, build: Build, gated: bool | None, assumed: set[str]) -> Run:
     """The row with the sizes it leaves out chosen so that the model has the published number of parameters.
 
-    build: makes the model of a row. gated: whether models of this name have a gated feed-forward, None: unknown.
+    build: makes the model of a row. gated: whether the feed-forward is, None: unknown.
     """
     billions = run.params_b or _size_in_name(run)
     if billions is None or (run.experts or 0) > 1:
         return run
     if run.layers is None or run.hidden is None:
-        run = _on_ladder(run, billions, bool(gated if run.gated_mlp is None else run.gated_mlp), assumed)
+        run = _on_ladder(run, billions, bool(gated), assumed)
     choices = [msgspec.structs.replace(run, **changes) for changes in _choices(run, gated)]
     if len(choices) == 1:
         return run
@@ -134,8 +134,7 @@ def _on_ladder(run: Run, billions: float, gated: bool, assumed: set[str]) -> Run
 def _choices(run: Run, gated: bool | None) -> Iterator[dict[str, int]]:
     """Of the sizes that are not stated, what they may be; the usual ones first."""
     hidden = run.hidden or 1
-    likely = (gated, not gated) if gated is not None else (False, True)
-    gates = [bool(run.gated_mlp)] if run.gated_mlp is not None else likely[:1] if gated is not None else likely
+    gates = (False, True) if gated is None else (gated,)
     heads = run.heads or max(hidden // 128, 1)
     keys = (
         [run.kv_heads] if run.kv_heads is not None else [heads, *(n for n in _KV_HEADS if heads % n == 0 and n < heads)]

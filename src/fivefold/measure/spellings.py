@@ -57,7 +57,7 @@ def usual_name(framework: str) -> str:
     bare = _VENDORS.sub("", name)
     for pattern, usual in _SPELLINGS:
         if re.search(pattern, bare):
-            return usual or bare.lower()
+            return usual
     return bare.lower()
 
 

@@ -1,0 +1,36 @@
+"""Which attention a published run ran, and what it dropped out, where its row does not say."""
+
+from __future__ import annotations
+
+from fivefold.measure.frameworks import Framework, dated
+from fivefold.measure.runs import Run
+
+# The most that Megatron's fused softmax took (fused_softmax.py in 2022, from memory).
+_MOST_UNFUSED_KEYS = 4096
+# Profiles of PyTorch's own attention, which has a kernel for GPUs without a flash kernel.
+_PYTORCH = ("torchtitan", "fsdp", "fsdp1")
+
+
+def is_unfused(run: Run, line: Framework, *, flash: bool = True) -> tuple[bool, bool]:
+    """(whether attention materialised its scores, whether that is stated).
+
+    flash: whether the GPU runs Transformer Engine's and the flash-attn package's kernels (Ampere and later); PyTorch's
+    own attention has another one for older GPUs. Nobody is taken to have materialised more keys than Megatron's fused
+    softmax took.
+    """
+    words = (run.attention or "").lower()
+    if "unfused" in words:
+        return True, True
+    if "flash" in words or "fused" in words:
+        return False, True
+    if (run.seq or 0) > _MOST_UNFUSED_KEYS:
+        return False, False
+    if not flash and line.sharded not in _PYTORCH:
+        return True, False
+    return bool(line.unfused_until) and dated(run) < line.unfused_until, False
+
+
+def drops_out(run: Run, line: Framework) -> bool:
+    """Whether hidden states and scores are taken to be dropped out, which no row says."""
+    before_flash = dated(run) < line.unfused_until
+    return (before_flash or line.drops_out) and not run.gated_mlp
