@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _NORMAL_80 = 1.2816  # half-width of the central 80% of a normal distribution, in standard deviations
 # Mixtures of experts beside dense models: how evenly tokens fall on experts, which dispatcher moves them and which
 # release ran are rarely stated (fit, with the widths of doubt.py: 36 published runs, docs/accuracy.md).
-_EXPERTS = 0.25
+_EXPERTS = 0.17
 
 
 def relative_spread(problem: Problem, doubt: float) -> float:
