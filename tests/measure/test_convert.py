@@ -552,3 +552,18 @@ def test_a_micro_batch_is_chosen_of_those_that_interleave():
     assert chosen.layout.vpp == 8
     assert chosen.layout.micro_batch in (1, 2)
     assert predict(chosen).seconds.value > 0
+
+
+@pytest.mark.parametrize(
+    ("framework", "pp", "runtime", "zero"),
+    [
+        ("Megatron-LM", 2, "megatron", 1),
+        ("Megatron-LM", 1, "megatron-fsdp", 2),
+        ("Megatron-DeepSpeed", 2, "deepspeed", 1),
+        ("torchtitan", 2, "torchtitan", 2),
+    ],
+)
+def test_gradients_are_not_sharded_for_good_behind_a_pipeline_that_cannot(framework, pp, runtime, zero):
+    """Papers call Megatron-LM's distributed optimizer ZeRO-2; priced as such, it would scatter every micro-batch's."""
+    case = convert(_change("simumax-0002", framework=framework, pp=pp, tp=1, dp=8 // pp, zero=2, overlap=None))
+    assert (case.runtime, case.layout.zero) == (runtime, zero)

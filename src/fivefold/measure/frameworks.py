@@ -311,6 +311,9 @@ def is_before_te(run: Run, line: Framework) -> bool:
 
 def zero_of(run: Run, line: Framework) -> tuple[int, bool]:
     """(ZeRO stage, whether it is stated)."""
+    behind_pipeline = line.runtime != line.sharded and (run.pp or 1) > 1
+    if run.zero == 2 and behind_pipeline:
+        return 1, True  # what Megatron-LM's distributed optimizer is called too; it and DeepSpeed have no other there
     if run.zero is not None:
         return min(run.zero, 3), True
     named = zero_in_name(run.framework or "")
@@ -320,7 +323,7 @@ def zero_of(run: Run, line: Framework) -> tuple[int, bool]:
         return run.dist_opt, True
     if is_before_te(run, line):
         return 0, False
-    if line.zero > 1 and line.runtime != line.sharded and (run.pp or 1) > 1:
+    if line.zero > 1 and behind_pipeline:
         return 1, False  # DeepSpeed and FSDP1 refuse to shard gradients or parameters behind a pipeline
     return line.zero, False
 
