@@ -370,3 +370,17 @@ def test_a_width_says_whether_a_feed_forward_is_gated():
     assert not _block(**ours, ffn=16384).feed.gated
     assert _block(**ours, ffn=16384, arch="moe", experts=8, topk=2, moe_ffn=2048).feed.gated is False
     assert _block(**ours, ffn=None, arch="moe", experts=8, topk=2, moe_ffn=2048).feed.gated
+
+
+def test_a_local_batch_of_nine_is_not_cut_into_single_sequences():
+    """Whatever divides the batch is tried, not powers of two alone."""
+    row = {"mbs": None, "gbs": 9, "gpus": 8, "dp": 1, "tp": 8, "pp": 1, "cp": 1}
+    case = choose(_case(framework="Megatron-LM", **row))
+    assert case.layout.micro_batch in (3, 9)
+
+
+def test_dualpipe_runs_exchanges_of_experts_beside_compute():
+    assert _case(framework="HAI-LLM (DualPipe)").layout.overlap.ep
+    assert _case(framework="HAI-LLM (DualPipe)").changes["tokens_sent_once"]
+    assert _case(framework="Megatron-LM", notes="with DualPipeV").layout.overlap.ep
+    assert not _case(framework="Megatron-LM").layout.overlap.ep

@@ -76,6 +76,8 @@ _SCHEDULES: tuple[tuple[str, ScheduleKind], ...] = (
     ("gpipe", "afab"),
     ("afab", "afab"),
 )
+# Its point is that exchanges of experts run beside the other direction's compute (DeepSeek-V3 report, 3.2.1).
+_DUALPIPE = re.compile(r"\bdual-?pipe", re.IGNORECASE)
 _LARGE_BUBBLE, _MOST_CHUNKS = 0.25, 12
 _PRECISIONS: dict[str, Precision] = {
     "bf16": "bf16",
@@ -340,7 +342,9 @@ def _overlap(run: Run, line: Framework, assumed: set[str]) -> Overlap:
         if listed
         else (None if on and line.overlap not in ("reduce", "hooks") else False),
         tp=named or (line.overlap == "on" and (run.tp or 1) > 1 and run.sp != 0),
-        ep="overlap-moe-expert-parallel-comm" in text or "moe_a2a_overlap=True" in options_of(run, line),
+        ep="overlap-moe-expert-parallel-comm" in text
+        or "moe_a2a_overlap=True" in options_of(run, line)
+        or _DUALPIPE.search(f"{run.framework} {run.notes}") is not None,
     )
 
 

@@ -139,6 +139,14 @@ FRAMEWORKS: tuple[Framework, ...] = (
         "cross_entropy_fusion_impl='te' and moe_permute_fusion=True (read; since when from memory)",
     ),
     Framework(
+        starts=("deepseek", "hai-llm", "hai llm"),
+        runtime="megatron",
+        sharded="megatron-fsdp",
+        stands_in=True,
+        changes={"tokens_sent_once": True, "fused_permutation": True},
+        source="DeepSeek-V3 report, 3.2: kernels of their own send a token once to a node and hand it on over NVLink",
+    ),
+    Framework(
         starts=("megatron-core",), runtime="megatron", sharded="megatron-fsdp", overlap="on", unfused_until=_FLASH_USUAL
     ),
     Framework(

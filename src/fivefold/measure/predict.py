@@ -63,11 +63,11 @@ def _least_recompute(case: Case) -> Layout:
 
 
 def _best_micro_batch(case: Case) -> Layout:
-    """The layout with the power-of-two micro-batch that is predicted to be fastest of those that fit: who ran it tuned
-    it. One sequence where none fits."""
+    """The layout with the micro-batch that is predicted to be fastest of those that divide the batch and fit: who ran
+    it tuned it. One sequence where none fits."""
     layout = case.layout
     share = case.work.global_batch // (case.cluster.gpus // (layout.tp * layout.cp * layout.pp))
-    sizes = [2**power for power in range(_LARGEST_MICRO_BATCH.bit_length()) if share % 2**power == 0]
+    sizes = [size for size in range(1, _LARGEST_MICRO_BATCH + 1) if share % size == 0]
     if layout.vpp > 1:  # micro-batches go in groups of pp
         sizes = [size for size in sizes if share // size % layout.pp == 0]
     all_sizes = [msgspec.structs.replace(layout, micro_batch=size) for size in sizes]
