@@ -294,6 +294,16 @@ def test_a_file_replaces_the_host(write):
     assert "host_memory_bytes, host_link_bandwidth_per_s: given in" in ours.host_source
 
 
+def test_hosts_differ_in_what_their_work_takes(write):
+    """Relative to the Xeon of a DGX H100; clouds' nodes take it from the system they are like, a file from its base."""
+    ratios = {name: load_cluster(name).host_work_ratio for name in ("h100-sxm", "a100-80g-sxm", "gb300-nvl72")}
+    assert ratios == {"h100-sxm": 1.0, "a100-80g-sxm": 1.4, "gb300-nvl72": 1.4}
+    assert load_cluster("azure-nd-gb200-v6").host_work_ratio == 1.4
+    assert load_cluster(write('base = "a100-80g-sxm"')).host_work_ratio == 1.4
+    ours = load_cluster(write(BASE + "host_work_ratio = 2.5"))
+    assert ours.host_work_ratio == 2.5 and "host_work_ratio: given in" in ours.host_source
+
+
 BASE = 'base = "h100-sxm"\n'
 
 
@@ -325,6 +335,7 @@ BASE = 'base = "h100-sxm"\n'
         (BASE + "[gpu]\nmemory_bandwidth_per_s = 0.5", r"gpu\.memory_bandwidth_per_s"),
         (BASE + "host_memory_bytes = -1", "host_memory_bytes"),
         (BASE + "host_link_bandwidth_per_s = nan", "host_link_bandwidth_per_s"),
+        (BASE + "host_work_ratio = 0", "host_work_ratio"),
         (BASE + '[gpu]\nvendor = "acme"', "acme"),
         (BASE + "keep_links = false", "no link is left"),
         (BASE + 'algorithms = ["tree"]', 'lacks "ring"'),

@@ -292,6 +292,24 @@ def test_the_host_waits_for_the_counts_of_tokens(small):
     assert again[1] - again[0] == pytest.approx(0.1)
 
 
+def test_a_slower_host_takes_longer_for_all_it_does(small):
+    """Launches, counts of tokens and the work of a step, each in proportion, where they are what a pass takes."""
+    work, layout = Workload(seq_len=TOKENS, global_batch=64), Layout()
+    profile = replace(
+        load_runtime("megatron"), launch_host_s=0.1, group_launch_host_s=0.1, dispatch_host_s=1.0, step_overhead_s=0.5
+    )
+    nodes = [replace(load_cluster("h100-sxm", gpus=16), host_work_ratio=each) for each in (1.0, 1.5)]
+    columns = Columns.from_layouts([layout], 16, work)
+    own, slow = (Kernel(Problem(small["mixtral"], node, work, profile), columns) for node in nodes)
+    assert np.all(slow.pass_seconds(ONE)[0] == pytest.approx(1.5 * own.pass_seconds(ONE)[0]))
+    assert np.all(slow.pass_seconds(ONE)[1] == pytest.approx(1.5 * own.pass_seconds(ONE)[1]))
+    assert slow.problem.step_overhead_s == 0.75
+    free = replace(profile, launch_host_s=0.0)
+    own, slow = (Kernel(Problem(small["mixtral"], node, work, free), columns) for node in nodes)
+    assert float((slow.step_seconds(ONE) - own.step_seconds(ONE))[0]) == pytest.approx(0.25)
+    assert float((slow.lower_bound(ONE) - own.lower_bound(ONE))[0]) == pytest.approx(0.25)
+
+
 def test_biases_of_experts_and_clamps_are_kernels_of_their_own(small):
     """By hand, in units of the output's element: product 2, sum 6, joined 4; backward two products of 4 with sums of 2,
     joined 4. In fp32 4, 10, 8 and a cast of 6; backward twice that cast, 12 for each product, joined 4."""

@@ -26,6 +26,7 @@ from fivefold.cluster.spec import (
     Positive,
     Seconds,
     Text,
+    WorkRatio,
 )
 from fivefold.cluster.tables import alias_names, gpu_names, gpu_table, system_names, system_table
 from fivefold.errors import FivefoldError
@@ -52,6 +53,7 @@ class _ClusterFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     host_memory_bandwidth_per_s: Positive | None = None
     host_pcie: Text | None = None
     host_sockets: Annotated[int, msgspec.Meta(ge=0, le=64)] | None = None
+    host_work_ratio: WorkRatio | None = None
     host_source: Text | None = None
     gpu: _Table = {}
     links: Annotated[list[_Table], msgspec.Meta(max_length=MAX_LINKS)] = []
@@ -184,7 +186,7 @@ def _build(table: _Table, file: str | None, gpus: int | None, gpus_per_node: int
     return cluster
 
 
-_HOST_NUMBERS = ("host_memory_bytes", "host_link_bandwidth_per_s", "host_memory_bandwidth_per_s")
+_HOST_NUMBERS = ("host_memory_bytes", "host_link_bandwidth_per_s", "host_memory_bandwidth_per_s", "host_work_ratio")
 
 
 def _host(given: _ClusterFile, system: _Table, per_node: int, label: str) -> dict[str, Any]:
@@ -192,7 +194,7 @@ def _host(given: _ClusterFile, system: _Table, per_node: int, label: str) -> dic
 
     With another number of GPUs per node than the system has, each GPU keeps its share of the system's host.
     """
-    host = {name: system.get(name) for name in _HOST_NUMBERS}
+    host = {"host_work_ratio": 1.0} | {name: system[name] for name in _HOST_NUMBERS if name in system}
     said = [system.get("host_source", "")]
     own_per_node = system.get("gpus_per_node", per_node)
     if own_per_node != per_node and "host_memory_bytes" in system:

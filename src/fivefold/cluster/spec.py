@@ -20,6 +20,7 @@ Positive = Annotated[float, msgspec.Meta(ge=1, le=1e20)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 Fraction = Annotated[float, msgspec.Meta(ge=1e-6, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1)]
+WorkRatio = Annotated[float, msgspec.Meta(ge=0.1, le=100)]
 HostBytes = Annotated[int, msgspec.Meta(ge=1 << 20, le=1 << 50)]
 Text = Annotated[str, msgspec.Meta(max_length=2000)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
@@ -115,6 +116,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     host_pcie: generation and lanes of one GPU's own link to the host, in words. host_sockets: CPU sockets of a host, 0:
         not stated. Both are for the reader; what they mean for a copy or a collective is in the numbers above and in
         the links.
+    host_work_ratio: time that one core of the host takes for the work between kernels (Python, launches), over that of
+        the Xeon 8480C of a DGX H100. Multiplies the host times of a runtime's profile.
     host_source: where the numbers come from, and what joins the GPUs to the host.
     calibration: factors fitted to the user's own runs; what is priced on this cluster is priced with them.
     """
@@ -133,6 +136,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     host_memory_bandwidth_per_s: Positive | None = None
     host_pcie: Text = ""
     host_sockets: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    host_work_ratio: WorkRatio = 1.0
     host_source: Text = ""
     calibration: Calibration | None = None
 

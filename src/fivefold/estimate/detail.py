@@ -201,7 +201,7 @@ class Detail:
             "dp": gathers + self._reduction_seconds() + self._tied_seconds(),
             "bubble": bubble,
             "optimizer": float(kernel.optimizer_seconds(_ONE)[0]),
-            "other": self.problem.runtime.step_overhead_s + copies + waiting - bubble,
+            "other": self.problem.step_overhead_s + copies + waiting - bubble,
         }
 
     def _reduction_seconds(self) -> float:

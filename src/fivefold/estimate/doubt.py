@@ -37,7 +37,7 @@ def shares(kernel: Kernel, rows: np.ndarray, seconds: np.ndarray) -> Mapping[str
     by_owner += np.einsum("np,npo->no", again, costs.again[v])
     gathers = (count * (costs.gather_forward + costs.gather_backward)[v]).sum(axis=1)
     reduction, update = kernel.exposed_reduction_seconds(rows), kernel.optimizer_seconds(rows)
-    pipeline = np.maximum(seconds - reduction - update - kernel.problem.runtime.step_overhead_s, 0.0)
+    pipeline = np.maximum(seconds - reduction - update - kernel.problem.step_overhead_s, 0.0)
     scale = pipeline / np.maximum(work[at, rank], np.finfo(float).tiny)
     found = {
         kind: scale * sum(by_owner[:, index] for index, owner in enumerate(OWNERS) if _KIND.get(owner) == kind)

@@ -39,7 +39,7 @@ class Kernel(HostModel):
         """Seconds that no schedule can beat: the busiest rank's own work and its optimizer, [n]."""
         forward, backward = self.pass_seconds(rows)
         busy = self.columns.num_micro_batches[rows][:, None] * (forward + backward)
-        return (busy * self.table.exists[self.plan[rows]]).max(axis=1) + self.problem.runtime.step_overhead_s
+        return (busy * self.table.exists[self.plan[rows]]).max(axis=1) + self.problem.step_overhead_s
 
     def step_seconds(self, rows: np.ndarray) -> np.ndarray:
         """Seconds of one optimizer step, [n]."""
@@ -48,7 +48,7 @@ class Kernel(HostModel):
         if self.copies_on_last_stage:
             reduction = reduction + self.tied_reduction_seconds(rows)
         reduction = reduction + self.adapter_reduction_seconds(rows)
-        return pipeline + reduction + self.optimizer_seconds(rows) + self.problem.runtime.step_overhead_s
+        return pipeline + reduction + self.optimizer_seconds(rows) + self.problem.step_overhead_s
 
     def exchange_seconds(self, rows: np.ndarray) -> np.ndarray:
         """Seconds of one pipeline transfer between neighbouring stages, [n]."""

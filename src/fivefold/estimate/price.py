@@ -259,9 +259,10 @@ class Pricer:
         if not self.runtime.launch_host_s or self.graphs:
             return
         routed = any(row.grouped for row in ledger.gemms)
-        waits = self.runtime.dispatch_host_s if routed else 0.0
+        slower = self.cluster.host_work_ratio
+        waits = slower * self.runtime.dispatch_host_s if routed else 0.0
         for side, times in (("forward", forward), ("backward", backward)):
-            host = launch_seconds(ledger, self.runtime, self.placements, self.work, side)
+            host = slower * launch_seconds(ledger, self.runtime, self.placements, self.work, side)
             beside, alone = (0.0, waits) if side == "forward" else (waits, 0.0)
             times[_HOST] += np.maximum(host + beside - times.sum(axis=0), 0.0) + alone
         for bit in _modules("moe"):

@@ -44,6 +44,11 @@ class Problem:
         return dataclasses.replace(self, runtime=msgspec.structs.replace(self.runtime, tokens_sent_once=True))
 
     @property
+    def step_overhead_s(self) -> float:
+        """Seconds of a step's host work that no stream hides, on this cluster's hosts."""
+        return self.runtime.step_overhead_s * self.cluster.host_work_ratio
+
+    @property
     def fully_sharded(self) -> bool:
         return self.runtime.sharding == "fully_sharded"
 

@@ -9,7 +9,10 @@ from fivefold.runtime.megatron import PROFILE as MEGATRON
 from fivefold.runtime.torchtitan import PROFILE as TORCHTITAN
 
 # vTrain's steps are sums of traces of one block, embedding and head alone on an A100, under CUPTI (docs/accuracy.md).
-_LAUNCH = "fit: vTrain's trace of a block of hidden 1,024 at micro-batch 1 and tp 1 on an A100: 3.0 ms, 34 operations"
+_LAUNCH = (
+    "fit: vTrain's trace of a block of hidden 1,024 at micro-batch 1 and tp 1 on an A100: 3.0 ms, 34 operations, "
+    "over the 1.4 of its host"
+)
 
 PROFILE = replace(
     MEGATRON,
@@ -35,8 +38,8 @@ PROFILE = replace(
     tp_beside_dgrad_hidden=0.0,
     tp_overlap_hidden=0.0,
     ep_overlap_hidden=0.0,
-    step_overhead_s=0.002,
-    launch_host_s=0.9e-4,
+    step_overhead_s=0.00143,
+    launch_host_s=0.643e-4,
     time_spread=0.065,
     sources={
         **MEGATRON.sources,
@@ -63,7 +66,7 @@ PROFILE = replace(
         "ep_overlap_hidden": "no such switch",
         "workspace_bytes": "as megatron: the same libraries",
         "fragmentation": "as megatron",
-        "step_overhead_s": "fit: what is left of vTrain's single-node A100 steps without their blocks",
+        "step_overhead_s": "fit: what is left of vTrain's single-node A100 steps without their blocks, over 1.4",
         "launch_host_s": _LAUNCH,
         "time_spread": "as megatron",
     },
@@ -91,7 +94,7 @@ SHARDED = replace(
     gather_copy_bytes=0,
     scatter_copy_bytes=4,
     tp_overlap_hidden=0.0,
-    launch_host_s=0.9e-4,
+    launch_host_s=0.643e-4,
     sources={
         **TORCHTITAN.sources,
         "weight_bytes": "Rajbhandari et al. 2020, section 5.3: parameters stay sharded, the gathered copy is 16-bit",

@@ -40,7 +40,7 @@ PROFILE = replace(
     states_fragment=False,
     tp_overlap_hidden=0.5,
     ep_overlap_hidden=0.0,
-    launch_host_s=0.9e-4,
+    launch_host_s=0.643e-4,
     time_spread=0.065,
     sources={
         **MEGATRON.sources,

@@ -120,7 +120,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         two quantised copies, as it lies and transposed; 2 where the weight itself is kept quantised.
     loss_moved_bytes: bytes moved per logit by the loss, forward and backward.
     launch_host_s: host work per operation of a ledger that is launched one by one; a block takes no less than its
-        operations times this, because the GPU waits for them. 0 where graphs are replayed or it was not measured.
+        operations times this, because the GPU waits for them. 0 where graphs are replayed or it was not measured. It,
+        the next two and step_overhead_s are a DGX H100's; other hosts multiply them (Cluster.host_work_ratio).
     group_launch_host_s: the same for each further group of a grouped product, which is launched group by group.
     dispatch_host_s: the same for what a layer of experts does beside its operations in each pass: tokens counted by
         expert and rank, the counts read back, which the host waits for.
