@@ -38,6 +38,7 @@ _PROFILE: tuple[tuple[str, str, float | bool], ...] = (
     ("ep_overlap_hidden", "share", 0.0),
     ("step_overhead_s", "s", 0.0),
     ("launch_host_s", "s", 0.0),
+    ("op_host_s", "s", 0.0),
     ("group_launch_host_s", "s", 0.0),
     ("dispatch_host_s", "s", 0.0),
     ("expert_extras_apart", "switch", False),

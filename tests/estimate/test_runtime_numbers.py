@@ -278,7 +278,9 @@ def test_experts_get_different_numbers_of_tokens(small):
 def test_the_host_waits_for_the_counts_of_tokens(small):
     """Forward nothing hides it; backward, and in a block without experts, it is launches like others, or nothing."""
     off, on = (
-        kernel(small["mixtral"], Layout(), launch_host_s=1e-9, group_launch_host_s=0.0, dispatch_host_s=each)
+        kernel(
+            small["mixtral"], Layout(), launch_host_s=1e-9, op_host_s=0.0, group_launch_host_s=0.0, dispatch_host_s=each
+        )
         for each in (0.0, 0.1)
     )
     assert float((on.variants.forward_s - off.variants.forward_s)[0, 0]) == pytest.approx(0.1)
@@ -292,11 +294,26 @@ def test_the_host_waits_for_the_counts_of_tokens(small):
     assert again[1] - again[0] == pytest.approx(0.1)
 
 
+def test_routing_is_operations_of_pytorch(small):
+    """24 forward and 13 backward, in place of the 6 and 4 kernels that count as an operation of the framework each."""
+    changes = {"launch_host_s": 1.0, "group_launch_host_s": 0.0, "dispatch_host_s": 0.0}
+    own, same = (kernel(small["mixtral"], Layout(), op_host_s=each, **changes) for each in (0.25, 0.0))
+    assert float((own.variants.forward_s - same.variants.forward_s)[0, 0]) == pytest.approx(24 * 0.25 - 6)
+    assert float((own.variants.backward_s - same.variants.backward_s)[0, 0]) == pytest.approx(13 * 0.25 - 4)
+    dense = [kernel(small["llama"], Layout(), op_host_s=each, **changes) for each in (0.25, 0.0)]
+    assert np.all(dense[0].variants.forward_s == dense[1].variants.forward_s)
+
+
 def test_a_slower_host_takes_longer_for_all_it_does(small):
     """Launches, counts of tokens and the work of a step, each in proportion, where they are what a pass takes."""
     work, layout = Workload(seq_len=TOKENS, global_batch=64), Layout()
     profile = replace(
-        load_runtime("megatron"), launch_host_s=0.1, group_launch_host_s=0.1, dispatch_host_s=1.0, step_overhead_s=0.5
+        load_runtime("megatron"),
+        launch_host_s=0.1,
+        op_host_s=0.1,
+        group_launch_host_s=0.1,
+        dispatch_host_s=1.0,
+        step_overhead_s=0.5,
     )
     nodes = [replace(load_cluster("h100-sxm", gpus=16), host_work_ratio=each) for each in (1.0, 1.5)]
     columns = Columns.from_layouts([layout], 16, work)

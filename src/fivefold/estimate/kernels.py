@@ -76,9 +76,11 @@ def launch_seconds(
 ) -> np.ndarray:
     """Host seconds to launch a piece's operations of one pass one by one, [K].
 
-    Products and attention launch once forward and twice backward, collectives once where they move something.
+    Products and attention launch once forward and twice backward, collectives once where they move something. What is
+    made of PyTorch's own operations takes op_host_s for each, where the runtime has it.
     """
     passes = {"forward": 1, "backward": 2}[side]
+    at = ("forward", "backward").index(side)
     unfused = work.attention == "unfused"
     attends = len(ledger.attends) * (3 + work.dropout if unfused else 1)
     further = ledger.total([np.asarray(row.groups) - 1.0 for row in ledger.gemms if row.grouped])
@@ -87,12 +89,13 @@ def launch_seconds(
     by_group = [np.asarray(row.groups) * getattr(row, f"{side}_kernels") for row in ledger.streams if row.by_group]
     moved = [getattr(row, f"{side}_bytes") for row in launched]
     moved += [row.bytes * (placements[row.axis].n > 1) * row.ring_steps for row in ledger.exchanges if row.when == side]
-    kernels = [getattr(row, f"{side}_kernels") for row in launched]
+    op = runtime.op_host_s / runtime.launch_host_s if runtime.launch_host_s else 0.0
+    own = [getattr(row, "host_ops", None) if op else None for row in launched]
+    kernels = [ops[at] * op if ops else getattr(row, f"{side}_kernels") for ops, row in zip(own, launched, strict=True)]
     kernels += [1] * (len(moved) - len(kernels))
     products = sum(not row.adapter for row in ledger.gemms)  # an adapter's are small, and were not measured
     launches = passes * (products + attends) + np.array(kernels) @ (ledger.stack(moved) > 0)
     if unfused:
-        at = ("forward", "backward").index(side)
         launches = launches + sum(
             _between_products(row, at, False)[1] - _FUSED_SOFTMAX[at][1] for row in ledger.attends
         )

@@ -107,6 +107,7 @@ class Stream:
 
     also: a second, narrower recomputation module that re-runs this operation alone.
     groups: where kernels are launched once for each of some groups (by_group), how many there are.
+    host_ops: PyTorch's own operations that the host issues in each pass, where a framework makes it of them.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Stream:
     backward_bytes: Column
     forward_kernels: int = 1
     backward_kernels: int = 1
+    host_ops: tuple[int, int] | None = None
     also: Module | None = None
     groups: Column = 1
     by_group: bool = False

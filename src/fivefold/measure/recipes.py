@@ -83,6 +83,7 @@ def _by_release(run: Run, line: Framework) -> dict[str, Any]:
     return {
         **changes,
         "launch_host_s": share * profile.launch_host_s,
+        "op_host_s": share * profile.op_host_s,
         "group_launch_host_s": share * profile.group_launch_host_s,
         "dispatch_host_s": 0.0 if drops_tokens(run) else share * profile.dispatch_host_s,
     }

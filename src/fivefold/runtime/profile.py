@@ -121,7 +121,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     loss_moved_bytes: bytes moved per logit by the loss, forward and backward.
     launch_host_s: host work per operation of a ledger that is launched one by one; a block takes no less than its
         operations times this, because the GPU waits for them. 0 where graphs are replayed or it was not measured. It,
-        the next two and step_overhead_s are a DGX H100's; other hosts multiply them (Cluster.host_work_ratio).
+        the next three and step_overhead_s are a DGX H100's; other hosts multiply them (Cluster.host_work_ratio).
+    op_host_s: the same for an operation of PyTorch's own where the framework's are larger; 0: no different.
     group_launch_host_s: the same for each further group of a grouped product, which is launched group by group.
     dispatch_host_s: the same for what a layer of experts does beside its operations in each pass: tokens counted by
         expert and rank, the counts read back, which the host waits for.
@@ -204,6 +205,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     quantised_weight_bytes: float = 4
     loss_moved_bytes: tuple[float, float] = (18, 14)
     launch_host_s: float = 0.0
+    op_host_s: float = 0.0
     group_launch_host_s: float = 0.0
     dispatch_host_s: float = 0.0
     time_spread: float

@@ -11,6 +11,11 @@ from fivefold.estimate.sublayers.linears import SINGLE
 from fivefold.layout.workload import QUANTISED
 from fivefold.model.spec import Experts
 
+# PyTorch operations of Megatron-Core's router with a load-balancing loss, unfused, forward and backward: ten of top-k,
+# softmax and the map of tokens, seven of them again for the loss, seven of the loss and its log; their gradients
+# (transformer/moe/router.py and moe_utils.py, read at 005742ff1f).
+_ROUTING_OPS = (24, 13)
+
 
 class ExpertWriter(FeedWriter):
     def _experts(self, ledger: Ledger, feed: Experts) -> None:
@@ -47,6 +52,7 @@ class ExpertWriter(FeedWriter):
                 4 * SINGLE * s.norm_tokens * feed.num_experts,
                 6,
                 4,
+                host_ops=_ROUTING_OPS,
             )
         )
         ledger.saved.append(Saved("router probabilities", "moe", 2 * SINGLE * s.norm_tokens * feed.num_experts))
