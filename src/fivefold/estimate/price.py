@@ -260,7 +260,7 @@ class Pricer:
             return
         routed = any(row.grouped for row in ledger.gemms)
         slower = self.cluster.host_work_ratio
-        waits = slower * self.runtime.dispatch_host_s if routed else 0.0
+        waits = self.runtime.dispatch_host_s if routed else 0.0
         for side, times in (("forward", forward), ("backward", backward)):
             host = slower * launch_seconds(ledger, self.runtime, self.placements, self.work, side)
             beside, alone = (0.0, waits) if side == "forward" else (waits, 0.0)

@@ -121,11 +121,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     loss_moved_bytes: bytes moved per logit by the loss, forward and backward.
     launch_host_s: host work per operation of a ledger that is launched one by one; a block takes no less than its
         operations times this, because the GPU waits for them. 0 where graphs are replayed or it was not measured. It,
-        the next three and step_overhead_s are a DGX H100's; other hosts multiply them (Cluster.host_work_ratio).
+        the next two and step_overhead_s are a DGX H100's; other hosts multiply them (Cluster.host_work_ratio).
     op_host_s: the same for an operation of PyTorch's own where the framework's are larger; 0: no different.
     group_launch_host_s: the same for each further group of a grouped product, which is launched group by group.
     dispatch_host_s: the same for what a layer of experts does beside its operations in each pass: tokens counted by
-        expert and rank, the counts read back, which the host waits for.
+        expert and rank, the counts read back, which the host waits for; of any host, as its source says.
     time_spread: half-width of the 80% interval of a dense model's step time, relative, beside what the step spends on
         owners that are less sure (fivefold.estimate.doubt).
     tie_spread: median error of the ratio of two layouts' times on one problem; errors that both share cancel. Layouts
