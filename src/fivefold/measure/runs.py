@@ -8,23 +8,20 @@ same columns is read alike; a blank cell is None: not stated.
 from __future__ import annotations
 
 import csv
-import math
-import re
-import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import msgspec
 
 from fivefold.errors import FivefoldError
+from fivefold.measure.cells import kinds, mistake, value
 
 MAX_FILE_BYTES = 64 << 20
 MAX_ROWS = 100_000
 MAX_CELL = 20_000  # characters
-MAX_NUMBER = 1e15
 # nanotron's benchmark mode logs max_memory_allocated and max_memory_reserved over 1024**3 as "GB" (helpers.py,
 # log_throughput). Its published table does not say which it shows. That two of its rows, alike but for 16 and 32
 # replicas without ZeRO, differ by 5% is what segments do and allocations cannot.
@@ -106,7 +103,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def group(self) -> str:
         """The source that the id names: "simumax" of "simumax-0001"."""
-        return self.id.rpartition("-")[0] or self.id
+        return source_of(self.id)
 
     @property
     def measured_s(self) -> float | None:
@@ -161,6 +158,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return (self.framework or "").lower().startswith(_LOGS_RESERVED_GIB)
 
 
+def source_of(name: str) -> str:
+    """The source that a run's id names, or the id itself where it has no number."""
+    return name.rpartition("-")[0] or name
+
+
 class Unread(msgspec.Struct, frozen=True):
     """A row with a cell that cannot be read: its id, or "line 7" where it has none, and the mistake."""
 
@@ -176,17 +178,6 @@ class RunTable(msgspec.Struct, frozen=True, kw_only=True):
     where: str
     unused_columns: tuple[str, ...] = ()
     unread: tuple[Unread, ...] = ()
-
-
-CLOSED: dict[str, tuple[str, ...]] = {
-    "precision_kind": ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32", "unknown"),
-    "recompute_kind": ("none", "selective", "full", "unknown"),
-    "mem_kind": ("allocated", "reserved", "nvidia-smi", "unknown"),
-}
-_FLAGS = ("gated_mlp", "tied_embeddings", "sp", "dist_opt")
-_SWITCHES = {"true": "1", "false": "0", "yes": "1", "no": "0"}
-_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
-_MAY_BE_ZERO = (*_FLAGS, "zero", "shared_experts", "experts", "topk", "moe_ffn")
 
 
 def shipped_runs() -> RunTable:
@@ -208,9 +199,9 @@ def read_runs(path: str | Path, *, leave_out_mistakes: bool = False) -> RunTable
             raw = stream.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         reason = getattr(error, "strerror", None) or "it cannot be opened"
-        raise _error(str(path), f"{reason}", "give the path of a CSV file of measured runs") from error
+        raise mistake(str(path), f"{reason}", "give the path of a CSV file of measured runs") from error
     if len(raw) > MAX_FILE_BYTES:
-        raise _error(str(path), f"it is larger than {MAX_FILE_BYTES >> 20} MiB", "split it")
+        raise mistake(str(path), f"it is larger than {MAX_FILE_BYTES >> 20} MiB", "split it")
     return _parse(raw, str(path), leave_out_mistakes)
 
 
@@ -219,7 +210,7 @@ def _parse(raw: bytes, where: str, leave_out_mistakes: bool = False) -> RunTable
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise _error(f"{where}, line {line}", "it is not UTF-8 text", "save it as UTF-8") from error
+        raise mistake(f"{where}, line {line}", "it is not UTF-8 text", "save it as UTF-8") from error
     lines = _lines(text, where)
     header = next(lines, (1, []))[1]
     columns = _columns(header, where)
@@ -228,7 +219,7 @@ def _parse(raw: bytes, where: str, leave_out_mistakes: bool = False) -> RunTable
     seen: dict[str, int] = {}
     for number, cells in lines:
         if len(runs) + len(unread) == MAX_ROWS:
-            raise _error(where, f"it has more than {MAX_ROWS:,} rows", "split it")
+            raise mistake(where, f"it has more than {MAX_ROWS:,} rows", "split it")
         try:
             run = _row(cells, columns, len(header), f"{where}, line {number}")
             _check_id(run.id, seen, f"{where}, line {number}, column id")
@@ -247,7 +238,7 @@ def _parse(raw: bytes, where: str, leave_out_mistakes: bool = False) -> RunTable
 def _check_id(name: str, seen: dict[str, int], where: str) -> None:
     if name in seen:
         problem = f"{name[:80]!r} is already the id of line {seen[name]}"
-        raise _error(where, problem, "give every run an id of its own")
+        raise mistake(where, problem, "give every run an id of its own")
 
 
 def _id_of(cells: list[str], columns: list[tuple[int, str]]) -> str:
@@ -265,7 +256,7 @@ def _lines(text: str, where: str) -> Iterator[tuple[int, list[str]]]:
             return
         except csv.Error as error:
             message = f"{error}"[:200]
-            raise _error(f"{where}, line {reader.line_num}", message, "correct the quoting of the CSV") from error
+            raise mistake(f"{where}, line {reader.line_num}", message, "correct the quoting of the CSV") from error
         if any(cells):
             yield reader.line_num, cells
 
@@ -276,79 +267,30 @@ def _columns(header: list[str], where: str) -> list[tuple[int, str]]:
     twice = sorted({name for name in header if header.count(name) > 1 and name in names})
     if len(header) > 1000 or twice:
         problem = f"column {twice[0]} is there twice" if twice else "it has more than 1,000 columns"
-        raise _error(f"{where}, line 1", problem, "correct the header")
+        raise mistake(f"{where}, line 1", problem, "correct the header")
     if "id" not in header:
         near = get_close_matches("id", header[:1000], n=1)
         hint = f" (there is {near[0]!r})" if near else ""
-        raise _error(
+        raise mistake(
             f"{where}, line 1", f"the header has no column id{hint}", f"name the columns {', '.join(names[:12])}, ..."
         )
     return [(at, name) for at, name in enumerate(header) if name in names]
 
 
-def _kinds() -> dict[str, type]:
-    """int, float or str of every field of Run."""
-    out: dict[str, type] = {}
-    for name, hint in get_type_hints(Run).items():
-        options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-        out[name] = next(option for option in options if option is not type(None))
-    return out
-
-
-_KINDS = _kinds()
+_KINDS = kinds(Run)
 
 
 def _row(cells: list[str], columns: list[tuple[int, str]], width: int, where: str) -> Run:
     if len(cells) != width:
-        raise _error(where, f"it has {len(cells)} cells, the header {width}", "add or remove commas")
+        raise mistake(where, f"it has {len(cells)} cells, the header {width}", "add or remove commas")
     fields: dict[str, Any] = {}
     for at, name in columns:
         cell = cells[at].strip()
         place = f"{where}, column {name}"
         if len(cell) > MAX_CELL:
-            raise _error(place, f"a cell of {len(cell):,} characters", f"keep cells under {MAX_CELL:,}")
+            raise mistake(place, f"a cell of {len(cell):,} characters", f"keep cells under {MAX_CELL:,}")
         if cell:
-            fields[name] = _value(cell, name, place)
+            fields[name] = value(cell, name, _KINDS[name], place)
     if "id" not in fields:
-        raise _error(f"{where}, column id", "it is blank", "give every run an id")
+        raise mistake(f"{where}, column id", "it is blank", "give every run an id")
     return Run(**fields)
-
-
-def _value(cell: str, name: str, place: str) -> Any:
-    kind = _KINDS[name]
-    if kind is str:
-        if name in CLOSED:
-            cell = cell.lower()
-        if name in CLOSED and cell not in CLOSED[name]:
-            raise _error(place, f"{cell[:80]!r} is unknown", f"use one of {', '.join(CLOSED[name])}", CLOSED[name])
-        return cell
-    if name in _FLAGS:
-        cell = _SWITCHES.get(cell.lower(), cell)
-    elif _THOUSANDS.fullmatch(cell):
-        cell = cell.replace(",", "")
-    try:
-        number = float(cell)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number) or abs(number) > MAX_NUMBER:
-        raise _error(place, f"{cell[:80]!r} is not a finite number", "give a number, or nothing where not stated")
-    low = 0 if name in _MAY_BE_ZERO else None
-    if number < 0 or (number == 0 and low is None):
-        raise _error(place, f"{cell[:80]} has to be {'0 or more' if low == 0 else 'above 0'}", "correct it")
-    if name in _FLAGS and number not in (0, 1):
-        raise _error(place, f"{cell[:80]} has to be 0 or 1", "correct it", (0, 1))
-    if kind is int:
-        if number != int(number):
-            raise _error(place, f"{cell[:80]} has to be a whole number", "correct it")
-        return int(number)
-    return number
-
-
-def _error(where: str, problem: str, remedy: str, legal: Iterable[Any] | None = None) -> FivefoldError:
-    return FivefoldError(
-        f"Measured runs, {where}: {problem}. To go on, {remedy}.",
-        code="bad-measured-runs",
-        option="--runs",
-        value=where,
-        legal=None if legal is None else list(legal),
-    )

@@ -19,7 +19,7 @@ from fivefold.estimate.result import envelope
 from fivefold.measure.convert import Case, Unconvertible, convert
 from fivefold.measure.factors import with_calibration
 from fivefold.measure.predict import Predicted, choose, predict_all
-from fivefold.measure.runs import Run, RunTable, shipped_runs
+from fivefold.measure.runs import Run, RunTable, shipped_runs, source_of
 
 _FEWEST_FOR_RANKS = 3
 # Assumptions that move a predicted step time by more than some percent when they are wrong.
@@ -128,9 +128,9 @@ def validate(
     if runs is None:
         runs = shipped_runs()
     table = runs if isinstance(runs, RunTable) else RunTable(runs=tuple(runs), where="given")
-    rows = _of_sources(table.runs, sources)
+    rows = _of_sources(table, sources)
     cases: list[Case] = []
-    unread = [row for row in table.unread if sources is None or row.id.rpartition("-")[0] in sources]
+    unread = [row for row in table.unread if sources is None or source_of(row.id) in sources]
     skipped = [Skipped(id=row.id, reason=row.reason) for row in unread]
     for run in rows:
         try:
@@ -160,10 +160,10 @@ def validate(
     )
 
 
-def _of_sources(rows: tuple[Run, ...], sources: Sequence[str] | None) -> tuple[Run, ...]:
+def _of_sources(table: RunTable, sources: Sequence[str] | None) -> tuple[Run, ...]:
     if sources is None:
-        return rows
-    known = sorted({run.group for run in rows})
+        return table.runs
+    known = sorted({source_of(row.id) for row in (*table.runs, *table.unread)})
     for name in sources:
         if name not in known:
             raise FivefoldError(
@@ -173,7 +173,7 @@ def _of_sources(rows: tuple[Run, ...], sources: Sequence[str] | None) -> tuple[R
                 value=name,
                 legal=known,
             )
-    return tuple(run for run in rows if run.group in sources)
+    return tuple(run for run in table.runs if run.group in sources)
 
 
 def _row(case: Case, found: Predicted) -> Row:
@@ -190,7 +190,7 @@ def _row(case: Case, found: Predicted) -> Row:
         predicted_bytes=predicted_bytes,
         measured_bytes=measured_bytes,
         memory_kind=run.memory_kind,
-        memory_error=None if measured_bytes is None else predicted_bytes / measured_bytes - 1,
+        memory_error=None if not measured_bytes else predicted_bytes / measured_bytes - 1,
         assumed=case.assumed,
         recompute_stated="recompute" not in case.assumed,
         stated=not _MOVE_TIME.intersection(case.assumed),
