@@ -100,7 +100,9 @@ def test_what_the_hosts_hold_is_read_from_words():
     }
     assert held == {"DeepSpeed ZeRO-3": "none", "ZeRO-Offload": "optimizer", "ZeRO-Infinity": "optimizer,parameters"}
     assert _case(notes="optimizer states offloaded to CPU").work.offload.words == "optimizer"
-    assert _case(overlap="act CPU offload=False").work.offload.words == "none"
+    for words in ("act CPU offload=False", "without CPU offload", "optimizer states not offloaded", "offload: none"):
+        assert _case(notes=words).work.offload.words == "none"
+    assert _case(framework="ZeRO-Offload", notes="no activation offload").work.offload.words == "optimizer"
     on, off = (_case(framework=name, zero=2) for name in ("ZeRO-Offload", "DeepSpeed"))
     assert predict(choose(on)).seconds.value > predict(choose(off)).seconds.value
     assert predict(choose(on)).peak_bytes < predict(choose(off)).peak_bytes
@@ -115,6 +117,36 @@ def test_hybrid_shards_lie_inside_a_node():
 def test_ulysses_exchanges_heads():
     assert _case(framework="DeepSpeed-Ulysses", cp=4).layout.cp_kind == "a2a"
     assert _case(framework="torchtitan", cp=4).layout.cp_kind == "p2p"
+    assert _case(overlap="cp_comm a2a", cp=4).layout.cp_kind == "a2a"
+    # Experts exchange tokens by an all-to-all of their own.
+    assert _case(overlap="moe_a2a_overlap=True", cp=4).layout.cp_kind == "p2p"
+
+
+def test_attention_that_is_said_not_to_be_flash_is_unfused():
+    for words in ("without flash attention", "no flash", "flash_attn=False", "not fused", "unfused"):
+        assert _case(attention=words).work.attention == "unfused"
+    for words in ("FlashAttention-2", "fused (cuDNN)"):
+        assert _case(attention=words).work.attention == "flash"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"interconnect": f"{'9' * 5000}x100G"}, {"interconnect": "0x100G NIC"}, {"interconnect": "00 Gbps per node"},
+        {"framework": "torchtitan", "notes": f"dp_replicate={'9' * 5000}"}, {"notes": f"mtp={'9' * 5000}"},
+        {"framework": "PyTorch HSDP", "notes": f"(FSDP={'9' * 5000})"},
+        {"recompute": f"full block num_layers={'9' * 5000}"},
+    ],
+)  # fmt: skip
+def test_numbers_in_words_that_cannot_be_are_not_read(changes):
+    case, plain = _case(**changes), _case(framework=changes.get("framework", "Megatron-LM"))
+    assert predict(choose(case)).seconds == predict(choose(plain)).seconds
+
+
+@pytest.mark.parametrize(("hidden", "billions"), [(3, 7.0), (None, 1e9)])
+def test_sizes_that_no_model_has_are_refused(hidden, billions):
+    with pytest.raises(Unconvertible, match="would take"):
+        _case(**{**NO_SIZES, "hidden": hidden}, model="x", params_b=billions)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +242,7 @@ def test_networks_as_written(words, gigabits):
     [
         ("float16", "fp16"), ("half", "fp16"), ("bfloat16", "bf16"), ("float32", "fp32"), ("e4m3 blockwise", "fp8"),
         ("MX-FP8", "fp8"), ("16-mixed", "fp16"), ("bf16-mixed", "bf16"), ("mixed precision", "bf16"),
+        ("fp16, no fp8", "fp16"), ("fp8=False, fp16", "fp16"),
     ],
 )  # fmt: skip
 def test_precisions_in_words(words, precision):
@@ -223,6 +256,10 @@ def test_precisions_in_words(words, precision):
     [
         ("no", "none"), ("disabled", "none"), ("full activation checkpointing", "full"), ("True", "full"),
         ("selective (core attention)", "selective"), ("none set in recipe override (model default)", None),
+        ("no activation checkpointing", "none"), ("gradient_checkpointing=False", "none"),
+        ("activation checkpointing: off", "none"), ("w/o recomputation", "none"),
+        ("recompute-granularity full", "full"), ("activation checkpointing, no offload", "full"),
+        ("activation recomputation", "full"),
     ],
 )  # fmt: skip
 def test_recomputation_in_words(words, kind):

@@ -162,7 +162,7 @@ def _built(run: Run, assumed: set[str]) -> ModelSpec:
     tied = bool(run.tied_embeddings) if run.tied_embeddings is not None else like_gpt
     if line.lists_ties:
         tied = "untie-embeddings" not in (run.overlap or "")
-    modules = re.search(r"\bmtp=(\d+)", run.notes or "")
+    modules = re.search(r"\bmtp=(\d{1,2})\b", run.notes or "")
     block = Block(
         mixer=_mixer(run, hidden, like_gpt, assumed),
         feed=_feed(run, hidden, like_gpt),

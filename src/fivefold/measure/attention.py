@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from fivefold.measure.frameworks import Framework, dated
 from fivefold.measure.runs import Run
+from fivefold.measure.words import denied
 
 # The most that Megatron's fused softmax took (fused_softmax.py in 2022, from memory).
 _MOST_UNFUSED_KEYS = 4096
+# What a row calls attention without a flash kernel, or without a fused one: that it has none.
+_WITHOUT = denied(r"(?:flash|fused)(?:[ -]?att\w*)?")
 # Profiles of PyTorch's own attention, which has a kernel for GPUs without a flash kernel.
 _PYTORCH = ("torchtitan", "fsdp", "fsdp1")
 
@@ -19,7 +22,7 @@ def is_unfused(run: Run, line: Framework, *, flash: bool = True) -> tuple[bool, 
     softmax took.
     """
     words = (run.attention or "").lower()
-    if "unfused" in words:
+    if "unfused" in words or _WITHOUT.search(words):
         return True, True
     if "flash" in words or "fused" in words:
         return False, True

@@ -79,14 +79,6 @@ _SCHEDULES: tuple[tuple[str, ScheduleKind], ...] = (
 # Its point is that exchanges of experts run beside the other direction's compute (DeepSeek-V3 report, 3.2.1).
 _DUALPIPE = re.compile(r"\bdual-?pipe", re.IGNORECASE)
 _LARGE_BUBBLE, _MOST_CHUNKS = 0.25, 12
-_PRECISIONS: dict[str, Precision] = {
-    "bf16": "bf16",
-    "fp16": "fp16",
-    "fp8": "fp8",
-    "mxfp8": "mxfp8",
-    "nvfp4": "nvfp4",
-    "fp32": "fp32",
-}
 # What a GPU that lacks a recipe's matrix units runs instead.
 _NEXT_PRECISION: dict[Precision, Precision] = {
     "nvfp4": "mxfp8",
@@ -155,7 +147,7 @@ def _workload(run: Run, line: Framework, runtime: str, cluster: Cluster, assumed
     kind, stated = precision_of(run, line)
     if not stated:
         assumed.add("precision")
-    precision = _PRECISIONS[kind]
+    precision: Precision = msgspec.convert(kind, Precision)
     while precision not in cluster.gpu.peak_flops_per_s and precision in _NEXT_PRECISION:
         assumed.add("precision")
         precision = _NEXT_PRECISION[precision]
@@ -314,7 +306,7 @@ def _recompute(run: Run, model: ModelSpec, line: Framework, assumed: set[str]) -
         assumed.add("recompute")
         return Recompute()
     text = run.recompute or ""
-    layers = re.search(r"block num_layers=(\d+)", text)
+    layers = re.search(r"block num_layers=(\d{1,5})\b", text)
     if kind == "full":
         return Recompute(kind="full", layers=int(layers[1]) if layers else None)
     if kind == "none":

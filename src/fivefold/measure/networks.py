@@ -60,12 +60,12 @@ def _small_is_the_nodes(found: re.Match[str], cluster: Cluster) -> float:
 
 # (pattern, rate), the first that is found counts. Bits have a small b: GB/s are NVLink's.
 _RATES: tuple[tuple[str, Rate], ...] = (
-    (r"(?P<cards>\d+)\s*x\s*(?P<rate>\d{2,3})\s*G", _cards),
-    (r"(?i)(?P<cards>\d+)\s*x\s*Omni-Path\s*(?P<rate>\d{3})", _cards),
-    (r"(?i)(?P<cards>\d+)\s*x\s*(?:IB\s*|InfiniBand\s*)?[HNEX]DR[- ]?(?P<rate>\d{3})", _cards),
-    (rf"(?i)(?P<cards>\d+)\s*x\s*(?:IB\s*|InfiniBand\s*)?(?P<name>{_NAMES})", _cards_of_generation),
+    (r"(?<!\d)(?P<cards>\d{1,3})\s*x\s*(?P<rate>\d{2,3})\s*G", _cards),
+    (r"(?i)(?<!\d)(?P<cards>\d{1,3})\s*x\s*Omni-Path\s*(?P<rate>\d{3})", _cards),
+    (r"(?i)(?<!\d)(?P<cards>\d{1,3})\s*x\s*(?:IB\s*|InfiniBand\s*)?[HNEX]DR[- ]?(?P<rate>\d{3})", _cards),
+    (rf"(?i)(?<!\d)(?P<cards>\d{{1,3}})\s*x\s*(?:IB\s*|InfiniBand\s*)?(?P<name>{_NAMES})", _cards_of_generation),
     (rf"(?i)(?<![.\d])(?P<cards>1)\s*(?:NIC|card).{{0,20}}(?P<name>{_NAMES})", _cards_of_generation),
-    (rf"(?P<rate>\d{{2,4}}){_BITS}.*\b(?P<cards>\d+) (?:NIC|card|HCA)s?\b", _cards),
+    (rf"(?P<rate>\d{{2,4}}){_BITS}.*\b(?P<cards>\d{{1,3}}) (?:NIC|card|HCA)s?\b", _cards),
     (r"(?P<rate>\d{3,4})\s*Gbps node", _node),
     (r"inter-node (?P<rate>\d{2,4})\s*(?:Gbps|Gb/s)", _node),
     (rf"(?P<rate>\d{{2,4}}){_BITS}\s*{_WORDS}per GPU", _gpu),
@@ -83,7 +83,8 @@ def with_network(cluster: Cluster, text: str) -> Cluster:
     """The cluster with the stated network's rate in place of its reference design's."""
     for pattern, rate in _RATES:
         found = re.search(pattern, text)
-        if found:
-            outermost = msgspec.structs.replace(cluster.links[-1], bandwidth_per_s=rate(found, cluster))
+        per_s = rate(found, cluster) if found else 0.0
+        if per_s:
+            outermost = msgspec.structs.replace(cluster.links[-1], bandwidth_per_s=per_s)
             return msgspec.structs.replace(cluster, links=(*cluster.links[:-1], outermost))
     return cluster

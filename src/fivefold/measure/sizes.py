@@ -23,7 +23,7 @@ _ADDED = re.compile(
 )
 _CUT = re.compile(r"reduced|truncated|\bcut\b|fewer layers", re.IGNORECASE)
 _BLOCKS = re.compile(r"(?<![\d.])(\d{1,3}) ?-?L(?:ayers?)?\b", re.IGNORECASE)
-_SIZE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?) ?([MBT])\b", re.IGNORECASE)
+_SIZE = re.compile(r"(?<![\d.])(\d{1,5}(?:\.\d{1,5})?) ?([MBT])\b", re.IGNORECASE)
 _UNITS = {"m": 1e-3, "b": 1.0, "t": 1e3}
 # (parameters in 1e9, layers, hidden). GPT-3's table 2.1 (Brown et al. 2020) and table 1 of Narayanan et al. 2021;
 # Llama 1 and 3 (Touvron et al. 2023, Grattafiori et al. 2024), Llama-3.2's below them.
@@ -40,6 +40,7 @@ _LLAMA = (
 _KV_HEADS = (8, 4, 2, 1)
 # "7B" is the name of models of 6.5 to 7.5: the first choice that is so near is taken; 6.74 decides between them.
 _ROUNDED = 0.08
+_MOST_BLOCKS = 1000  # beyond any model: a width or a number of parameters is mistyped
 
 Build = Callable[[Run], ModelSpec]
 
@@ -115,11 +116,12 @@ def with_parameters(run: Run, build: Build, gated: bool | None, assumed: set[str
 
 def _size_in_name(run: Run) -> float | None:
     found = _SIZE.search(run.model or "")
-    return float(found[1]) * _UNITS[found[2].lower()] if found else None
+    return (float(found[1]) * _UNITS[found[2].lower()] or None) if found else None
 
 
 def _on_ladder(run: Run, billions: float, gated: bool, assumed: set[str]) -> Run:
-    """Hidden size of the nearest usual model; as many blocks, in whole pipeline stages, as its parameters need."""
+    """Hidden size of the nearest usual model; as many blocks, in whole pipeline stages, as its parameters need. Raises
+    FivefoldError where those are more than any model has."""
     assumed.update(name for name in ("layers", "hidden") if getattr(run, name) is None)
     usual = min(_LLAMA if gated else _GPT, key=lambda size: abs(math.log(size[0] / billions)))
     near, layers, hidden = usual
@@ -128,6 +130,9 @@ def _on_ladder(run: Run, billions: float, gated: bool, assumed: set[str]) -> Run
     stages = run.pp or 1
     scale = 1 if abs(billions / near - 1) < _ROUNDED else billions / near
     blocks = run.layers or max(round(layers * scale / stages), 1) * stages
+    if blocks > _MOST_BLOCKS:
+        problem = f"not stated: layers, and {billions:g}e9 parameters would take {blocks:,.0f} of width {hidden:,}"
+        raise FivefoldError(problem, code="unknown-model", value=run.model)
     return msgspec.structs.replace(run, layers=int(blocks), hidden=hidden)
 
 

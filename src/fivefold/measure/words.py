@@ -17,28 +17,40 @@ _PRECISIONS: tuple[tuple[str, str], ...] = (
     (r"fp-?16|float16|\bhalf\b|16-mixed|\bamp o[12]\b|\bapex\b", "fp16"),
     (r"fp-?32|float32|\btf-?32|\bsingle\b", "fp32"),
 )
+_AGAIN = r"(?:(?:gradient|activation)[ _-])?(?:checkpoint|re-?comput)"
 # "None set in recipe override" says nothing.
 _RECOMPUTATION: tuple[tuple[str, str], ...] = (
-    (r"^(none|no|off|false|0|disabled|without)( recompute| recomputation| checkpointing| ac)?$|\bac off$", "none"),
+    (r"^(none|no|off|false|0|disabled|without)( ac)?$|\bac off$", "none"),
     (r"selective|core[_ -]?attn|core attention|\bsac\b", "selective"),
-    (r"^(full|on|yes|true|1|uniform|enabled)\b|(gradient|activation) checkpointing|checkpoint-activations", "full"),
+    (r"^(full|on|yes|true|1|uniform|enabled)\b|(gradient|activation)[ _-](re-?comput|checkpoint)", "full"),
+    (r"checkpoint-activations|(recompute|checkpoint)\w*[-_ ]granularity\W{1,3}full", "full"),
 )
+_DENIED = (
+    r"\b(?:no|not|non|without|w/o)[ -](?:\w+[ -])?(?:{0})\w*"
+    r"|(?:{0})\w*(?: is| are)?[ =:]{{1,3}}(?:(?:off|disabled|false|none)\b|no$)"
+)
+
+
+def denied(what: str) -> re.Pattern[str]:
+    """Matches lower-case text that says that the pattern `what` is not so: "without X", "no such X", "X=False"."""
+    return re.compile(_DENIED.format(what))
 
 
 def precision_in_words(text: str) -> str | None:
     """The precision that `text` names, None where it names none."""
-    return _first(_PRECISIONS, text)
+    lower = text.strip().lower()
+    found = ((kind, pattern) for pattern, kind in _PRECISIONS if re.search(pattern, lower))
+    return next((kind for kind, pattern in found if not denied(pattern).search(lower)), None)
 
 
 def recompute_kind(run: Run) -> str:
     """The kind of recomputation: of its column, else of its text; "unknown" where neither says."""
     if run.recompute_kind not in (None, "unknown"):
         return run.recompute_kind
-    return _first(_RECOMPUTATION, run.recompute or "") or "unknown"
-
-
-def _first(table: tuple[tuple[str, str], ...], text: str) -> str | None:
-    return next((kind for pattern, kind in table if re.search(pattern, text.strip().lower())), None)
+    text = (run.recompute or "").strip().lower()
+    if denied(_AGAIN).search(text):
+        return "none"
+    return next((kind for pattern, kind in _RECOMPUTATION if re.search(pattern, text)), "unknown")
 
 
 # What the host's memory holds by a framework's name and notes. Disks, which ZeRO-Infinity may use too, are not
@@ -46,7 +58,7 @@ def _first(table: tuple[tuple[str, str], ...], text: str) -> str | None:
 _OFFLOADED: dict[str, re.Pattern[str]] = {
     "optimizer": re.compile(
         r"zero-?(offload|infinity)|optimi[sz]er[^;.]{0,30}offload(?!\w*=false)|offload_optimizer"
-        r"|(?<!act )cpu offload(?!=)"
+        r"|(?<!act )(?<!activation )cpu offload(?!=)"
     ),
     "parameters": re.compile(r"zero-?infinity|offload_param|parameters?[^;.]{0,20}offload"),
 }
@@ -55,13 +67,15 @@ _OFFLOADED: dict[str, re.Pattern[str]] = {
 def offloaded(run: Run) -> Offload:
     """What a row keeps in host memory."""
     words = f"{run.framework}; {run.notes}".lower()
+    words = denied(r"[\w ]{0,20}offload").sub(" ", words)
     return Offload(**{part: float(bool(pattern.search(words))) for part, pattern in _OFFLOADED.items()})
 
 
 def is_ulysses(run: Run, runtime: str) -> bool:
     """Whether context parallelism exchanges heads. DeepSpeed has no other over a whole block (Jacobs et al. 2023)."""
     words = f"{run.framework} {run.notes} {run.overlap} {run.attention}".lower()
-    return "a2a" in (run.overlap or "") or "ulysses" in words or runtime.startswith("deepspeed")
+    # Experts exchange tokens by an "a2a" too.
+    return bool(re.search(r"\bcp\w*\W{1,3}a2a\b|ulysses", words)) or runtime.startswith("deepspeed")
 
 
 def shard_groups(run: Run, zero: int, runtime: str) -> int:
@@ -71,11 +85,11 @@ def shard_groups(run: Run, zero: int, runtime: str) -> int:
     if zero < 2 or load_runtime(runtime).sharding != "fully_sharded":
         return 1
     ranks = (run.gpus or 1) // ((run.tp or 1) * (run.pp or 1))
-    stated = re.search(r"dp_replicate\D{0,3}(\d+)", words)
+    stated = re.search(r"dp_replicate\D{0,3}(\d{1,6})\b", words)
     if stated:
         groups = int(stated[1])
         return groups if groups and ranks % groups == 0 else 1
-    shards = re.search(r"\(FSDP=(\d+)\b", run.notes or "")
+    shards = re.search(r"\(FSDP=(\d{1,6})\b", run.notes or "")
     if shards is None and not re.search(r"\bhsdp\b|hybrid[_ -]shard", words, re.IGNORECASE):
         return 1
     inside = int(shards[1]) if shards else max((run.gpus_per_node or 8) // (run.tp or 1), 1)
