@@ -113,7 +113,7 @@ def test_a_ring_takes_one_transfer_per_other_rank(kernel_of):
     kernel = kernel_of("llama", [Layout(cp=cp)], gpus=cp)
     block = kernel.ledgers[0]
     keys_values = 2 * 2 * (2048 // cp) * 512
-    found = {row.name: float(s[0]) for row, s in kernel.pricer.exchange_seconds(block) if row.op == "send"}
+    found = {row.name: float(s[0]) for row, s in kernel.pricer.exchanges.alone(block) if row.op == "send"}
     forward = (cp - 1) * one_collective("send", keys_values, cp, 1, cp)
     backward = (cp - 1) * one_collective("send", 2 * keys_values, cp, 1, cp)
     assert sorted(found.values()) == pytest.approx(sorted([forward, backward]), rel=1e-9)

@@ -468,7 +468,7 @@ def test_a_ring_that_is_waited_for_hides_behind_nothing(small):
     layout = Layout(cp=4, zero=3)
     hidden, waited = (kernel(small["llama"], layout, runtime="torchtitan", ring_waits=on) for on in (False, True))
     alone = {
-        (row.name, row.when): float(seconds[0]) for row, seconds in waited.pricer.exchange_seconds(waited.ledgers[0])
+        (row.name, row.when): float(seconds[0]) for row, seconds in waited.pricer.exchanges.alone(waited.ledgers[0])
     }
     copies = {
         (row.name, row.when): float(seconds[0])

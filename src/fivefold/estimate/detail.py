@@ -16,7 +16,7 @@ from fivefold.estimate.interval import around
 from fivefold.estimate.kernel import Kernel, Problem
 from fivefold.estimate.ledger import Exchange, Ledger
 from fivefold.estimate.plans import piece_names
-from fivefold.estimate.price import OWNERS
+from fivefold.estimate.price import COMMUNICATION, OWNERS
 from fivefold.estimate.result import (
     Memory,
     Mfu,
@@ -190,7 +190,7 @@ class Detail:
         # Rounding of the sums above is not a bubble: it goes to `other`, so that the owners add up to the step.
         waiting = free - sum(owners.values()) - gathers - copies
         bubble = waiting if waiting > _ROUNDING * free else 0.0
-        at = [index for index, owner in enumerate(OWNERS) if owner not in ("tp", "cp", "ep")]
+        at = [index for index, owner in enumerate(OWNERS) if owner not in COMMUNICATION]
         return {
             "compute": float(once[at].sum()),
             "recompute": float(redone[at].sum()),

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from fivefold.estimate.kernel import Kernel
-from fivefold.estimate.price import OWNERS
+from fivefold.estimate.price import COMMUNICATION, OWNERS
 
 # Half-widths of the 80% range of these owners' seconds, relative; fused and unfused operations differ by more than the
 # first. Fit: interval score of the judged sources of docs/accuracy.md, each with the same weight, beside the runtimes'
 # time_spread and the spread of mixtures of experts; rounded up, because a source that was left out is covered less.
 WIDTHS = {"memory": 0.5, "communication": 0.2, "host": 0.1}
-_KIND = {"tp": "communication", "cp": "communication", "ep": "communication", "memory": "memory", "host": "host"}
+_KIND = {**dict.fromkeys(COMMUNICATION, "communication"), "memory": "memory", "host": "host"}
 
 
 def doubt(kernel: Kernel, rows: np.ndarray, seconds: np.ndarray) -> np.ndarray:

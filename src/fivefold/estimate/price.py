@@ -1,8 +1,5 @@
 """From a ledger to seconds and bytes per micro-batch: what each owner takes in forward, backward and recomputation.
-
-Each collective runs on a second stream: it is exposed, or hidden behind the matrix product that its framework runs
-beside it, or (ring attention) behind attention itself. Only what is left over is charged.
-"""
+Of collectives, what nothing hides (fivefold.estimate.exposed)."""
 
 from __future__ import annotations
 
@@ -12,14 +9,15 @@ from functools import cache
 import numpy as np
 from msgspec.structs import replace
 
-from fivefold.cluster import Cluster, collective_seconds, dispatch_seconds, load_curve_of
+from fivefold.cluster import Cluster, load_curve_of
 from fivefold.cluster.apart import slowest
 from fivefold.cluster.compute import Precision, streaming_seconds
 from fivefold.cluster.groups import Placement, place
 from fivefold.estimate import by_operation
+from fivefold.estimate.exposed import ExchangePricer
 from fivefold.estimate.kernels import flash_seconds, launch_seconds, unfused_seconds
 from fivefold.estimate.ledger import Column, Exchange, Ledger, Stream, Weight
-from fivefold.estimate.products import ProductPricer, Products
+from fivefold.estimate.products import ProductPricer, Products, backward_passes
 from fivefold.estimate.scans import scan_seconds
 from fivefold.estimate.shard import Shard
 from fivefold.layout.columns import RECOMPUTE_MODULES
@@ -29,11 +27,10 @@ from fivefold.runtime import Profile
 _SELECTIVE = RECOMPUTE_MODULES.index("core_attn")  # what selective recomputation is where no module is named
 # compute: matrix products, attention and scans. memory: operations bound by the GPU's memory. host: what the host needs
 # beyond the GPU to launch a piece's operations.
-OWNERS = ("compute", "tp", "cp", "ep", "memory", "host")
-_MEMORY, _HOST = OWNERS.index("memory"), OWNERS.index("host")
-# Axes whose collectives ranks reach apart and compete with compute for, beside those that Profile.tp_in_step names.
-_IN_STEP = ("tp", "ep", "etp")
-_OWNER_OF_AXIS = {"tp": 1, "cp": 2, "ep": 3, "etp": 3}
+COMMUNICATION = ("tp", "cp", "ep")
+OWNERS = ("compute", *COMMUNICATION, "memory", "host")
+_COMPUTE, _MEMORY, _HOST = (OWNERS.index(name) for name in ("compute", "memory", "host"))
+_OWNER_OF_AXIS = {axis: OWNERS.index("ep" if axis == "etp" else axis) for axis in (*COMMUNICATION, "etp")}
 
 
 @dataclass(slots=True, frozen=True)
@@ -95,6 +92,7 @@ class Pricer:
             "etp": place(cluster, shard.etp, np.ones_like(shard.etp)),
             "ep": place(cluster, shard.ep, shard.etp),
         }
+        self.exchanges = ExchangePricer(cluster, self.curve, runtime, shard, self.placements)
 
     def product_flops_per_s(self) -> float:
         """FLOP/s of large 16-bit matrix products inside a step."""
@@ -116,9 +114,9 @@ class Pricer:
         attend_passes = self._attention(ledger, forward, backward, recompute, flops, module_flops)
         self._scans(ledger, forward, backward, flops)
         self._streams(ledger, forward, backward, recompute)
-        exchanges = self._exchanges(
-            ledger, forward, backward, recompute, skipped, _backward_passes(products), attend_passes
-        )
+        exchanges = self.exchanges.of(ledger, backward_passes(products), attend_passes)
+        for row, seconds in exchanges:
+            self._charge(row, seconds, forward, backward, recompute, skipped)
         self._wait_for_launches(ledger, forward, backward, recompute)
         dropped = np.zeros((modules, keys))
         for index, module in enumerate(RECOMPUTE_MODULES):
@@ -165,7 +163,7 @@ class Pricer:
         shares = {row.name: share for row, share in zip(ledger.gemms, by_operation.redone(ledger), strict=True)}
         for each in products:
             share = ledger.stack([shares[row.name] for row in each.rows])
-            again[0] += (share * each.alone["fwd"]).sum(axis=0)
+            again[_COMPUTE] += (share * each.alone["fwd"]).sum(axis=0)
             again[_MEMORY] += (share * each.beside["fwd"]).sum(axis=0)
             flops += (share * each.flops).sum(axis=0)
         if ledger.streams:
@@ -173,13 +171,13 @@ class Pricer:
             again[_MEMORY] += self.curve.in_step * seconds
         for row in ledger.scans:
             ahead, _ = scan_seconds(self.curve, self.gpu, ledger, row, self.sixteen_bit)
-            again[0] += self.curve.in_step * ahead
+            again[_COMPUTE] += self.curve.in_step * ahead
 
     # ---------------------------------------------------------------- compute
 
     def _gemms(self, products: Products, forward, backward, recompute, skipped) -> None:
         """Charges matrix products to compute, and what comes with them to memory."""
-        for owner, seconds in ((0, products.alone), (_MEMORY, products.beside)):
+        for owner, seconds in ((_COMPUTE, products.alone), (_MEMORY, products.beside)):
             forward[owner] += seconds["fwd"].sum(axis=0)
             backward[owner] += seconds["dgrad"].sum(axis=0) + seconds["wgrad"].sum(axis=0)
             for row, ahead in zip(products.rows, seconds["fwd"], strict=True):
@@ -209,10 +207,10 @@ class Pricer:
                 ahead, back = flash_seconds(self.curve, self.gpu, row, work, self.sixteen_bit, self.attention_kernel)
             ahead, back = self.curve.in_step * ahead, self.curve.in_step * back
             flops += work
-            forward[0] += ahead
-            backward[0] += back
+            forward[_COMPUTE] += ahead
+            backward[_COMPUTE] += back
             for bit in _modules("core_attn"):
-                recompute[bit, 0] += ahead
+                recompute[bit, _COMPUTE] += ahead
                 module_flops[bit] += work
             total = total[0] + ahead, total[1] + back
         return total
@@ -222,8 +220,8 @@ class Pricer:
         for row in ledger.scans:
             flops += row.flops
             ahead, back = scan_seconds(self.curve, self.gpu, ledger, row, self.sixteen_bit)
-            forward[0] += self.curve.in_step * ahead
-            backward[0] += self.curve.in_step * back
+            forward[_COMPUTE] += self.curve.in_step * ahead
+            backward[_COMPUTE] += self.curve.in_step * back
 
     def _streams(self, ledger, forward, backward, recompute) -> None:
         rows = ledger.streams
@@ -268,68 +266,18 @@ class Pricer:
         for bit in _modules("moe"):
             recompute[bit, _HOST] += waits
 
-    # ---------------------------------------------------------------- communication
-
-    def _exchanges(self, ledger, forward, backward, recompute, skipped, gemm_passes, attend_passes):
-        """Charges what is exposed of every collective to its owner; returns them with their exposed seconds."""
-        exposed: list[tuple[Exchange, np.ndarray]] = []
-        beside_share = {"dgrad": self.runtime.tp_beside_dgrad_hidden, "wgrad": self.runtime.tp_beside_wgrad_hidden}
-        hidden = {"tp": self.runtime.tp_overlap_hidden, "ep": self.runtime.ep_overlap_hidden}
-        overlap = {"tp": self.shard.overlap_tp, "ep": self.shard.overlap_ep}
-        copies = self.runtime.sequence_second or self.runtime.ring_gathers
-        for row, seconds in self.exchange_seconds(ledger):
-            if row.behind is not None:
-                share = beside_share[row.behind[1]]
-                beside = share * np.minimum(seconds, gemm_passes[row.behind])
-                seconds = np.where(self.shard.overlap_tp, seconds * (1 - hidden["tp"]), seconds - beside)
-            elif row.axis == "cp" and row.op in ("send", "all_gather"):
-                if not self.runtime.ring_waits:
-                    attend = attend_passes[0 if row.when == "forward" else 1]
-                    seconds = np.maximum(seconds - attend * self._beside_ring(row), 0)
-            elif row.axis in overlap:
-                seconds = np.where(overlap[row.axis], seconds * (1 - hidden[row.axis]), seconds)
-            if row.axis in _IN_STEP:
-                seconds = self.runtime.tp_in_step * seconds
-            if copies and np.any(row.copied):
-                copied = streaming_seconds(self.curve, self.gpu, row.copied, np.asarray(row.copied) > 0)
-                seconds = seconds + self.curve.in_step * copied
-            owner = _OWNER_OF_AXIS[row.axis]
-            if row.when == "forward":
-                forward[owner] += seconds
-                if row.ends_block and self.runtime.checkpoint_stops_early:
-                    skipped[owner] += seconds
-                else:
-                    for bit in _modules(row.module):
-                        recompute[bit, owner] += seconds
-            else:
-                backward[owner] += seconds
-            exposed.append((row, seconds))
-        return tuple(exposed)
-
-    def _beside_ring(self, row: Exchange) -> np.ndarray:
-        """The share of attention that runs while a ring moves: its other steps, beside a gather the first alone."""
-        steps = np.asarray(row.ring_steps)
-        return steps / (steps + 1) if row.op == "send" else 1 / self.shard.cp
-
-    def exchange_seconds(self, ledger: Ledger) -> list[tuple[Exchange, np.ndarray]]:
-        """Every collective with its unhidden time, [K]; one cost call per axis and operation."""
-        groups: dict[tuple[str, str], list[Exchange]] = {}
-        out: list[tuple[Exchange, np.ndarray]] = []
-        for row in ledger.exchanges:
-            if row.relayed is None:
-                groups.setdefault((row.axis, row.op), []).append(row)
-                continue
-            token_bytes, choices = row.relayed
-            seconds = dispatch_seconds(self.cluster, token_bytes, choices, self.placements[row.axis])
-            out.append((row, np.where(np.asarray(row.bytes) > 0, seconds, 0.0)))
-        for (axis, op), rows in groups.items():
-            size = ledger.stack([row.bytes for row in rows])
-            seconds = collective_seconds(self.cluster, op, size, self.placements[axis])
-            seconds = np.where(size > 0, seconds, 0.0)
-            if op == "send":
-                seconds = seconds * ledger.stack([row.ring_steps for row in rows])
-            out += zip(rows, seconds, strict=True)
-        return out
+    def _charge(self, row: Exchange, seconds: np.ndarray, forward, backward, recompute, skipped) -> None:
+        """Charges what is exposed of a collective to its owner."""
+        owner = _OWNER_OF_AXIS[row.axis]
+        if row.when == "backward":
+            backward[owner] += seconds
+            return
+        forward[owner] += seconds
+        if row.ends_block and self.runtime.checkpoint_stops_early:
+            skipped[owner] += seconds
+            return
+        for bit in _modules(row.module):
+            recompute[bit, owner] += seconds
 
 
 # What a recomputation module covers besides its own name: recomputing the whole MoE layer re-runs its activation.
@@ -344,16 +292,6 @@ def _belongs(module: str, recomputed: str) -> bool:
 def _modules(module: str) -> tuple[int, ...]:
     """Indices of the recomputation modules that re-run operations of `module`."""
     return tuple(index for index, name in enumerate(RECOMPUTE_MODULES) if _belongs(module, name))
-
-
-def _backward_passes(products: list[Products]) -> dict[tuple[str, str], np.ndarray]:
-    """[K] seconds of backward's products by (name, gradient), for what hides behind them."""
-    return {
-        (row.name, kind): seconds
-        for each in products
-        for kind in ("dgrad", "wgrad")
-        for row, seconds in zip(each.rows, each.seconds(kind), strict=True)
-    }
 
 
 def _waiting(ledger: Ledger, products: Products) -> np.ndarray:

@@ -4,7 +4,7 @@ weight gradients that a kernel of its own adds to their accumulator."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +45,16 @@ class Products:
     def seconds(self, kind: Kind) -> np.ndarray:
         """[R, K] of both."""
         return self.alone[kind] + self.beside[kind]
+
+
+def backward_passes(products: Iterable[Products]) -> dict[tuple[str, str], np.ndarray]:
+    """[K] seconds of backward's products by (name, gradient), for what hides behind them."""
+    return {
+        (row.name, kind): seconds
+        for each in products
+        for kind in ("dgrad", "wgrad")
+        for row, seconds in zip(each.rows, each.seconds(kind), strict=True)
+    }
 
 
 class ProductPricer:
