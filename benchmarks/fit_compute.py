@@ -28,7 +28,8 @@ import msgspec
 import numpy as np
 from scipy.optimize import differential_evolution
 
-from fivefold.cluster.compute import AttentionRates, Curve, attention_seconds, grouped_gemm_seconds, load_curve
+from fivefold.cluster.compute import attention_seconds, grouped_gemm_seconds
+from fivefold.cluster.curve import AttentionRates, Curve, load_curve
 from fivefold.cluster.spec import Gpu
 
 KINDS = {"TN": "fwd", "NN": "dgrad", "NT": "wgrad", "fwd": "fwd", "bwd_grad_act": "dgrad", "bwd_grad_w": "wgrad"}

@@ -14,15 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivefold.cluster import gpus, load_gpu
-from fivefold.cluster.compute import (
-    attention_seconds,
-    curves,
-    gemm_seconds,
-    grouped_gemm_seconds,
-    load_curve,
-    override_curve,
-    streaming_seconds,
-)
+from fivefold.cluster.compute import attention_seconds, gemm_seconds, grouped_gemm_seconds, streaming_seconds
+from fivefold.cluster.curve import curves, load_curve, override_curve
 from fivefold.errors import FivefoldError
 
 POINTS = list(csv.DictReader((Path(__file__).parent / "data" / "gemm_points.csv").open(encoding="utf-8")))

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from fivefold.cluster import Cluster, load_cluster, load_curve_of
 from fivefold.cluster.calibration import Constant
-from fivefold.cluster.compute import curves, load_curve
+from fivefold.cluster.curve import curves, load_curve
 from fivefold.estimate import Estimate, Kernel, Problem, estimate
 from fivefold.estimate.calibrated import apply
 from fivefold.estimate.doubt import WIDTHS, doubt, shares

@@ -7,7 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from fivefold.cluster import load_cluster, load_curve_of
-from fivefold.cluster.compute import batched_gemm_seconds, gemm_seconds, grouped_gemm_seconds, load_curve
+from fivefold.cluster.compute import batched_gemm_seconds, gemm_seconds, grouped_gemm_seconds
+from fivefold.cluster.curve import load_curve
 from fivefold.estimate import Kernel, Problem, by_operation
 from fivefold.estimate.kernels import unfused_seconds
 from fivefold.estimate.ledger import Attend

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fivefold.cluster import load_cluster, load_curve_of, load_gpu
-from fivefold.cluster.compute import load_curve, override_curve, streaming_seconds
+from fivefold.cluster.compute import streaming_seconds
+from fivefold.cluster.curve import load_curve, override_curve
 from fivefold.estimate.items import ItemWriter
 from fivefold.estimate.scans import scan_seconds
 from fivefold.estimate.shard import distinct_shards

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from fivefold.cluster.compute import Curve, override_curve
+from fivefold.cluster.curve import Curve, override_curve
 from fivefold.cluster.links import check_spans, merge_links
 from fivefold.cluster.mistakes import convert, file_error, refuse_nan
 from fivefold.cluster.spec import (

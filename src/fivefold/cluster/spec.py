@@ -35,7 +35,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         and fp32 (fp32: the non-tensor peak); a precision that the GPU does not have is absent.
     sms: streaming multiprocessors (compute units on AMD).
     vendor: who makes it, which decides what software runs on it.
-    curve: whose compute curve (fivefold.cluster.compute) it follows, None: the one of its own name.
+    curve: whose compute curve (fivefold.cluster.curve) it follows, None: the one of its own name.
     sources: where each number comes from, by field name.
     """
 

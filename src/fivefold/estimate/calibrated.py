@@ -18,7 +18,7 @@ from fivefold.cluster.spec import Link
 from fivefold.estimate.problem import Problem
 from fivefold.runtime import Profile
 
-_LARGEST_SHARE = 2.0  # of a datasheet number, as fivefold.cluster.compute has it
+_LARGEST_SHARE = 2.0  # of a datasheet number, as fivefold.cluster.curve has it
 _LONGEST_S = 1.0
 
 

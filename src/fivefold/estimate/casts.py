@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fivefold.cluster.compute import Curve, Kind, Precision, streaming_seconds
+from fivefold.cluster.compute import streaming_seconds
+from fivefold.cluster.curve import Curve, Kind, Precision
 from fivefold.cluster.spec import Gpu
 
 # Bytes moved to quantise an element: read in 16 bit, written as it lies and transposed. Block scales differ along rows

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fivefold.cluster import Cluster, collective_seconds, dispatch_seconds
-from fivefold.cluster.compute import Curve, streaming_seconds
+from fivefold.cluster.compute import streaming_seconds
+from fivefold.cluster.curve import Curve
 from fivefold.cluster.groups import Placement
 from fivefold.estimate.ledger import Exchange, Ledger
 from fivefold.estimate.shard import Shard

@@ -6,13 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fivefold.cluster.compute import (
-    Curve,
-    Precision,
-    attention_seconds,
-    batched_gemm_seconds,
-    streaming_seconds,
-)
+from fivefold.cluster.compute import attention_seconds, batched_gemm_seconds, streaming_seconds
+from fivefold.cluster.curve import Curve, Precision
 from fivefold.cluster.groups import Placement
 from fivefold.cluster.spec import Gpu
 from fivefold.estimate.ledger import Attend, Ledger

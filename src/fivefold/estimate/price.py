@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from fivefold.cluster import Cluster, load_curve_of
 from fivefold.cluster.apart import slowest
-from fivefold.cluster.compute import Precision, streaming_seconds
+from fivefold.cluster.compute import streaming_seconds
+from fivefold.cluster.curve import Precision
 from fivefold.cluster.groups import Placement, place
 from fivefold.estimate import by_operation
 from fivefold.estimate.exposed import ExchangePricer

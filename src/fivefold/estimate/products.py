@@ -9,21 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fivefold.cluster.compute import (
-    Curve,
-    Kind,
-    Precision,
-    gemm_seconds,
-    grouped_gemm_seconds,
-    streaming_seconds,
-)
+from fivefold.cluster.compute import gemm_seconds, grouped_gemm_seconds, streaming_seconds
+from fivefold.cluster.curve import KINDS, Curve, Kind, Precision
 from fivefold.cluster.spec import Gpu
 from fivefold.estimate.casts import Casts
 from fivefold.estimate.ledger import Gemm, Ledger
 from fivefold.layout.workload import QUANTISED, Workload
 from fivefold.runtime import Profile
 
-KINDS: tuple[Kind, ...] = ("fwd", "dgrad", "wgrad")
 # Bytes moved per element of a weight gradient: by a product that adds to an fp32 accumulator, and by one that does not.
 _ACCUMULATED_BYTES, _SIXTEEN_BIT_BYTES = 8, 2
 # Of them, what a kernel that adds it saves where the accumulator, which it reads and writes, is 16 bit wide too.

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fivefold.cluster.compute import Curve, Precision, attention_seconds, streaming_seconds
+from fivefold.cluster.compute import attention_seconds, streaming_seconds
+from fivefold.cluster.curve import Curve, Precision
 from fivefold.cluster.spec import Gpu
 from fivefold.estimate.ledger import Ledger, Scan
 
