@@ -15,7 +15,7 @@ from fivefold.estimate import Estimate, Kernel, Problem, estimate
 from fivefold.estimate.calibrated import apply
 from fivefold.estimate.doubt import WIDTHS, doubt, shares
 from fivefold.estimate.price import OWNERS
-from fivefold.layout import Columns, Layout, Lora, Recompute, Workload
+from fivefold.layout import Columns, Layout, Lora, Overlap, Recompute, Workload
 from fivefold.model import load_model
 from fivefold.runtime import PROFILES, load_runtime
 
@@ -68,6 +68,36 @@ def test_the_share_of_communication_is_what_slower_links_cost(runtime: str, layo
     moved = Kernel(Problem(LLAMA, cluster, WORK, profile), plain.columns)
     growth = float(moved.step_seconds(ONE)[0] / plain.step_seconds(ONE)[0] - 1) / 0.01
     assert shares_of(plain)["communication"] == pytest.approx(growth, rel=0.5, abs=0.02)
+
+
+def test_the_update_belongs_to_memory() -> None:
+    """Where hardly anything is computed the update is most of the step, and a slower memory costs its share."""
+    cluster, work = load_cluster("h100-sxm", gpus=16), Workload(seq_len=512, global_batch=16)
+    slower = replace(cluster, compute={"streaming_efficiency": load_curve_of(cluster).streaming_efficiency / 1.01})
+    layout = Layout(micro_batch=1, zero=0)
+    plain, moved = (kernel_of(layout, cluster=each, work=work) for each in (cluster, slower))
+    seconds = plain.step_seconds(ONE)[0]
+    assert plain.optimizer_seconds(ONE)[0] > 0.2 * seconds
+    growth = float(moved.step_seconds(ONE)[0] / seconds - 1) / 0.01
+    assert shares_of(plain)["memory"] == pytest.approx(growth, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "layout"),
+    [
+        ("megatron", Layout(tp=8, micro_batch=1, recompute=Recompute(kind="full"))),
+        ("megatron", Layout(tp=2, micro_batch=1, overlap=Overlap(grad=False, param=False))),
+        ("torchtitan", Layout(tp=2, micro_batch=1, zero=3)),
+    ],
+)
+def test_the_share_of_communication_is_that_of_its_owners(runtime: str, layout: Layout) -> None:
+    """Of the step as it is told, without a pipeline: collectives, those that recomputation repeats, and reductions."""
+    told = estimate(LLAMA, load_cluster("h100-sxm", gpus=16), WORK, layout, runtime=runtime).step
+    assert told is not None
+    owners = sum(told.breakdown_s[name] for name in ("tp", "cp", "ep", "dp"))
+    assert owners > 0.02 * told.seconds.value
+    found = shares_of(kernel_of(layout, runtime=runtime))["communication"]
+    assert found == pytest.approx(owners / told.seconds.value, rel=1e-6)
 
 
 def test_the_doubt_is_the_widths_times_the_shares() -> None:

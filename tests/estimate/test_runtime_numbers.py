@@ -14,6 +14,7 @@ from fivefold.cluster.apart import slowest
 from fivefold.cluster.compute import grouped_gemm_seconds, streaming_seconds
 from fivefold.cluster.groups import place
 from fivefold.estimate import Kernel, Problem
+from fivefold.estimate.price import OWNERS
 from fivefold.layout import Columns, Layout, Overlap, Workload
 from fivefold.layout.layout import RECOMPUTE_MODULES
 from fivefold.layout.workload import Precision
@@ -48,6 +49,17 @@ def saved(k: Kernel) -> dict[str, float]:
 def streams(k: Kernel, name: str) -> tuple[float, float]:
     row = next(row for row in k.ledgers[0].streams if row.name == name)
     return float(np.ravel(row.forward_bytes)[0]), float(np.ravel(row.backward_bytes)[0])
+
+
+def in_step_seconds(k: Kernel, moved: float, kernels: int) -> float:
+    """What the GPU's memory takes for so many bytes, inside a step."""
+    curve = k.pricer.curve
+    return curve.in_step * float(streaming_seconds(curve, k.problem.cluster.gpu, moved, kernels))
+
+
+def memory_seconds(k: Kernel, side: str) -> float:
+    """Seconds of a block's operations that the GPU's memory bounds, in one pass."""
+    return float(getattr(k.costs[0], side)[OWNERS.index("memory"), 0])
 
 
 @pytest.mark.parametrize(("tp", "parallel", "whole"), [(2, True, 1), (2, False, 0), (1, False, 0)])
@@ -343,6 +355,9 @@ def test_biases_of_experts_and_clamps_are_kernels_of_their_own(small):
     assert {row.name for row in plain.ledgers[0].streams} - {row.name for row in fused.ledgers[0].streams} == {
         "experts.fc2 bias", "experts.clamp",
     }  # fmt: skip
+    # The GPU starts two kernels for the biases of each of four local experts, and three for the clamps.
+    by_hand = in_step_seconds(plain, 12 * out, 2 * 4) + in_step_seconds(plain, 8 * act, 3)
+    assert memory_seconds(plain, "forward") - memory_seconds(fused, "forward") == pytest.approx(by_hand)
     single = kernel(model, Layout(ep=2), tokens_sent_once=True)
     assert streams(single, "experts.fc2 bias") == (28 * out, 40 * out)
     # Two launches for each of four local experts, four backward.
@@ -370,7 +385,13 @@ def test_quantised_experts_are_padded_or_fused(small):
     apart, fused = (kernel(model, layout, precision="fp8", fused_experts=on) for on in (False, True))
     names = [{row.name for row in k.ledgers[0].streams} for k in (apart, fused)]
     assert names[0] - names[1] == {"experts.activation"}
-    assert np.all(fused.costs[0].forward.sum(axis=0) < apart.costs[0].forward.sum(axis=0))
+    # What a kernel of products brings along: the cast of the second product's input, of the gradient of the first's
+    # output, twice as wide, and what lies between; 4 bytes an element are cast.
+    act = TOKENS * 2 * model.runs[0].block.feed.ffn
+    for side, wide in (("forward", 1), ("backward", 2)):
+        between = in_step_seconds(apart, streams(apart, "experts.activation")[wide - 1], 1)
+        cast = in_step_seconds(apart, 4 * wide * act, 1)
+        assert memory_seconds(apart, side) - memory_seconds(fused, side) == pytest.approx(between + cast)
     sixteen = [kernel(model, layout, fused_experts=on) for on in (False, True)]
     assert np.all(sixteen[0].costs[0].forward == sixteen[1].costs[0].forward)
 

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fivefold.errors import FivefoldError
-from fivefold.measure import RunTable, shipped_runs, validate
+from fivefold.estimate import estimate
+from fivefold.measure import RunTable, convert, shipped_runs, validate
+from fivefold.measure.predict import choose, predict
 from fivefold.measure.validate import errors, spearman, within_spread
 
 stats = pytest.importorskip("scipy.stats")
@@ -185,3 +187,14 @@ def test_spread_within_models_ignores_their_level():
 def test_importing_the_room_needs_no_torch():
     code = "import sys, fivefold.measure; sys.exit('torch' in sys.modules or 'scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_row_has_the_interval_that_an_estimate_has():
+    case = choose(convert(RUNS["simumax-0001"]))
+    assert not case.changes
+    told = estimate(case.model, case.cluster, case.work, case.layout, runtime=case.runtime).step
+    found = predict(case).seconds
+    assert told is not None
+    assert (found.low, found.value, found.high) == pytest.approx(
+        (told.seconds.low, told.seconds.value, told.seconds.high), rel=1e-9
+    )
