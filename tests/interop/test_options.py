@@ -40,6 +40,12 @@ def test_every_field_has_one_option_and_back() -> None:
                                                                                "--recompute-modules")}  # fmt: skip
 
 
+def test_what_the_profile_prices_one_way_is_not_said_to_be_neutral() -> None:
+    """Kernels that put tokens in order and copies that pad them are priced (runtime/profile.py), so these move time."""
+    for name in ("--moe-permute-fusion", "--moe-router-padding-for-fp8", "--moe-router-padding-for-quantization"):
+        assert OPTIONS[name].effect == "unmodelled"
+
+
 def test_known_defaults() -> None:
     """Megatron-LM arguments.py, 000c4ac24f."""
     known = {"--make-vocab-size-divisible-by": 128, "--moe-router-topk": 2, "--num-query-groups": 1,

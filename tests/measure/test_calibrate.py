@@ -238,7 +238,7 @@ def test_a_plan_file_keeps_it(tmp_path):
 def test_it_is_applied_once():
     """The kernel applies it, and a kernel of its problem does not again; the JSON holds the cluster without."""
     cluster = replace(
-        ff.load_cluster("b200", gpus=16), calibration=b200({"network": 2.0, "scale_up": 3.0, "step": 5.0})
+        ff.load_cluster("b200", gpus=16), calibration=b200({"network": 2.0, "scale_up": 3.0, "step": 5.0, "launch": 1.5})
     )
     given = ff.estimate(MODEL, cluster, WORK, LAYOUT).inputs["cluster"]
     assert [link["bandwidth_per_s"] for link in given["links"]] == [link.bandwidth_per_s for link in cluster.links]
@@ -249,6 +249,9 @@ def test_it_is_applied_once():
         [old.bandwidth_per_s / factor for old, factor in zip(cluster.links, (3.0, 2.0), strict=True)]
     )
     assert once.runtime.step_overhead_s == pytest.approx(5 * problem.runtime.step_overhead_s)
+    for name in ("launch_host_s", "group_launch_host_s", "dispatch_host_s"):
+        assert getattr(once.runtime, name) == pytest.approx(1.5 * getattr(problem.runtime, name))
+        assert getattr(problem.runtime, name) > 0
 
 
 def test_another_gpu_or_runtime_is_refused_with_what_there_is():

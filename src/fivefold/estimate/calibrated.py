@@ -52,6 +52,7 @@ def apply(cluster: Cluster, runtime: Profile, factors: Mapping[Constant, float])
         step_overhead_s=runtime.step_overhead_s * of("step"),
         launch_host_s=runtime.launch_host_s * of("launch"),
         op_host_s=runtime.op_host_s * of("launch"),
+        group_launch_host_s=runtime.group_launch_host_s * of("launch"),
         dispatch_host_s=runtime.dispatch_host_s * of("launch"),
     )
     return replace(cluster, links=links, compute=compute), profile

@@ -45,7 +45,8 @@ def option_assumptions(problem: Problem) -> Iterator[Assumption]:
         yield Assumption(
             field="workload.moe_dispatcher",
             value=work.moe_dispatcher,
-            source="a token goes to each rank once, its experts drawn with equal chances; the same rate as all-to-all",
+            source="a token goes once to each rank, and between nodes once to each node, its experts drawn with equal "
+            "chances; at the rates of an all-to-all",
         )
     if work.cuda_graphs:
         yield Assumption(

@@ -27,13 +27,13 @@ NEUTRAL: dict[str, str] = {
     --reset-position-ids --reset-attention-mask --eod-mask-loss --allow-ambiguous-pad-tokens --adlr-autoresume
     --qk-l2-norm --moe-grouped-gemm --moe-use-upcycling --moe-router-fusion --moe-router-pre-softmax
     --moe-router-enable-expert-bias --moe-router-force-load-balancing --moe-per-layer-logging
-    --moe-apply-probs-on-input --moe-permute-fusion --cache-mla-latents --enable-experimental --te-rng-tracker
+    --moe-apply-probs-on-input --cache-mla-latents --enable-experimental --te-rng-tracker
     --inference-rng-tracker --flash-decode --muon-use-nesterov --decrease-batch-size-if-needed
     --use-checkpoint-args --use-mp-args-from-checkpoint-args --deterministic-mode --cross-entropy-loss-fusion
     --overlap-p2p-communication-warmup-flush --moe-extended-tp
     --no-query-key-layer-scaling --delay-grad-reduce --delay-param-gather --overlap-p2p-communication
-    --standalone-embedding-stage --use-legacy-static-engine --fused-residual-rmsnorm --moe-router-padding-for-fp8
-    --moe-router-padding-for-quantization --log-max-attention-logit --high-precision-init-val
+    --standalone-embedding-stage --use-legacy-static-engine --fused-residual-rmsnorm
+    --log-max-attention-logit --high-precision-init-val
     """,
     "off": """
     --bert-no-binary-head --no-one-logger --no-barrier-with-level-1-timing --no-log-loss-scale-to-tensorboard
@@ -115,6 +115,9 @@ UNMODELLED: tuple[tuple[str, str, str], ...] = (
     ("--moe-shared-expert-overlap", "flag", "the shared experts are priced in series with the exchange"),
     ("--moe-expert-capacity-factor", "float", "experts are priced with all their tokens, none dropped or padded"),
     ("--moe-pad-expert-input-to-capacity", "flag", "experts are priced with all their tokens, none dropped or padded"),
+    ("--moe-permute-fusion", "flag", "tokens are priced as put in order by two kernels each time"),
+    ("--moe-router-padding-for-fp8", "flag", "in 8 bit, experts' tokens are priced as padded by a copy"),
+    ("--moe-router-padding-for-quantization", "flag", "in 8 bit, experts' tokens are priced as padded by a copy"),
     ("--moe-use-legacy-grouped-gemm", "flag", "the newer grouped matrix product is priced"),
     ("--delay-wgrad-compute", "flag", "weight gradients are priced where they usually run"),
     ("--defer-embedding-wgrad-compute", "flag", "the head's weight gradient is priced where it usually runs"),
