@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import fivefold as ff
-from fivefold.cluster.calibration import CONSTANTS, Calibration, Fit, load_calibration
+from fivefold.cluster.calibration import CONSTANTS, Calibration, Constant, Fit, load_calibration
 from fivefold.errors import FivefoldError
 from fivefold.estimate import interval
 from fivefold.estimate.calibrated import calibrated
@@ -237,9 +237,8 @@ def test_a_plan_file_keeps_it(tmp_path):
 
 def test_it_is_applied_once():
     """The kernel applies it, and a kernel of its problem does not again; the JSON holds the cluster without."""
-    cluster = replace(
-        ff.load_cluster("b200", gpus=16), calibration=b200({"network": 2.0, "scale_up": 3.0, "step": 5.0, "launch": 1.5})
-    )
+    factors: dict[Constant, float] = {"network": 2.0, "scale_up": 3.0, "step": 5.0, "launch": 1.5}
+    cluster = replace(ff.load_cluster("b200", gpus=16), calibration=b200(factors))
     given = ff.estimate(MODEL, cluster, WORK, LAYOUT).inputs["cluster"]
     assert [link["bandwidth_per_s"] for link in given["links"]] == [link.bandwidth_per_s for link in cluster.links]
     problem = Problem(MODEL, cluster, WORK, load_runtime("megatron"))
