@@ -31,14 +31,23 @@ WORK = Workload(seq_len=8192, global_batch=512)
     st.integers(1, 5),
     st.none() | st.integers(1, 20),
     st.none() | st.integers(1, 20),
-    st.sampled_from(["even", "weighted"]),
+    st.sampled_from(["even", "weighted", "by_parameters"]),
     st.booleans(),
     st.booleans(),
+    st.tuples(st.integers(1, 9), st.integers(0, 99)),
 )
 def test_stages_cover_every_block_once_in_order(
-    layers: int, pp: int, vpp: int, first: int | None, last: int | None, policy: str, embedding: bool, head: bool
+    layers: int,
+    pp: int,
+    vpp: int,
+    first: int | None,
+    last: int | None,
+    policy: str,
+    embedding: bool,
+    head: bool,
+    weights: tuple[int, int],
 ) -> None:
-    ranges = stage_ranges(layers, pp, vpp, first, last, policy, embedding, head)  # type: ignore[arg-type]
+    ranges = stage_ranges(layers, pp, vpp, first, last, policy, embedding, head, weights=weights)  # type: ignore[arg-type]
     assert len(ranges) == pp
     assert all(len(chunks) == vpp for chunks in ranges)
     in_order = [ranges[stage % pp][stage // pp] for stage in range(pp * vpp)]
@@ -114,6 +123,27 @@ def test_weighted_split_by_dealing_items(layers: int, stages: int) -> None:
     assert blocks_per_stage(layers, stages, policy="weighted") == tuple(len(blocks) for blocks in dealt)
 
 
+@settings(deadline=None)
+@given(st.integers(1, 130), st.integers(2, 17), st.tuples(st.integers(1, 99), st.integers(0, 999)))
+def test_split_by_parameters_block_by_block(layers: int, stages: int, weights: tuple[int, int]) -> None:
+    """A stage is left after the first block with which the sum passes its share, as nanotron's build_model does."""
+    block, head = weights
+    counts, done = [0], 0
+    for _ in range(layers):
+        counts[-1] += 1
+        done += block
+        if len(counts) < stages and done * stages > (layers * block + head) * len(counts):
+            counts.append(0)
+    counts += [0] * (stages - len(counts))
+    assert blocks_per_stage(layers, stages, policy="by_parameters", weights=weights) == tuple(counts)
+
+
+def test_a_head_worth_four_blocks() -> None:
+    """16 blocks and a head of four: half of 20 is not passed by the tenth block, so that the first stage has 11."""
+    assert blocks_per_stage(16, 2, policy="by_parameters", weights=(1, 4)) == (11, 5)
+    assert blocks_per_stage(16, 2, policy="by_parameters") == (9, 7)
+
+
 def test_resolve_writes_out_every_default(models) -> None:
     resolved = resolve(Layout(tp=4, pp=4, cp=2, vpp=2), models["llama-3-70b"], 64, WORK)
     assert (resolved.dp, resolved.edp, resolved.dp_shard, resolved.dp_replicate) == (2, 16, 4, 1)
@@ -128,11 +158,13 @@ def test_resolve_writes_out_every_default(models) -> None:
 
 def test_runtimes_split_differently(models) -> None:
     sizes = {}
-    for runtime in ("megatron", "torchtitan", "fsdp"):
+    for runtime in ("megatron", "torchtitan", "fsdp", "nanotron"):
         stages = resolve(Layout(pp=4), models["llama-3-70b"], 64, WORK, runtime).stages
         sizes[runtime] = [high - low for ((low, high),) in stages]
     assert sizes["megatron"] == [20, 20, 20, 20]
     assert sizes["torchtitan"] == sizes["fsdp"] == [20, 21, 20, 19]
+    # 80 blocks of 973 million parameters in matrices (all heads counted for keys too) and a head of 1,051 million.
+    assert sizes["nanotron"] == [21, 20, 20, 19]
     assert split_policy("mcore") == "even"
 
 

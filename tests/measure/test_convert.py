@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from fivefold.cluster import load_cluster, load_curve_of
+from fivefold.layout import resolve
 from fivefold.measure import Run, Unconvertible, convert, shipped_runs
-from fivefold.measure.predict import choose, predict
+from fivefold.measure.predict import choose, kernel_of, predict
 from fivefold.model import count_params, load_model
 from fivefold.runtime import load_runtime
 
@@ -132,12 +133,13 @@ def _greedy(layers: int, block: int, head: int, pp: int) -> list[int]:
 
 @pytest.mark.parametrize("run", [r for r in RUNS.values() if r.group == "nanotron" and r.pp != 1], ids=lambda r: r.id)
 def test_nanotron_stages_follow_its_loop(run):
-    layout = convert(run).layout
+    case = convert(run)
     block = 4 * run.hidden**2 + 3 * run.hidden * run.ffn
     expected = _greedy(run.layers, block, run.vocab * run.hidden, run.pp)
-    assert layout.last_stage_layers == expected[-1]
-    middle = (run.layers - layout.first_stage_layers - layout.last_stage_layers) // max(run.pp - 2, 1)
-    assert max(layout.first_stage_layers or 0, middle if run.pp > 2 else 0) == max(expected[:-1])
+    (plan,) = kernel_of(case).plans
+    assert plan.part.plain[:, 0].tolist() == expected
+    resolved = resolve(case.layout, case.model, case.cluster.gpus, case.work, case.runtime)
+    assert [high - low for ((low, high),) in resolved.stages] == expected
 
 
 def test_126_blocks_run_with_embedding_and_head_counted():
@@ -331,8 +333,8 @@ def test_hardware_flops_become_seconds():
 
 def test_nanotron_gives_a_stage_the_block_beyond_its_share():
     """1.34B: sixteen blocks and a head that weighs four of them; ten are exactly half, so the eleventh is the last."""
-    layout = convert(RUNS["nanotron-0001"]).layout
-    assert (layout.first_stage_layers, layout.last_stage_layers) == (11, 5)
+    (plan,) = kernel_of(convert(RUNS["nanotron-0001"])).plans
+    assert plan.part.plain[:, 0].tolist() == [11, 5]
 
 
 @pytest.mark.parametrize(("date", "fused"), [("2024-09", False), ("25.09", True)])

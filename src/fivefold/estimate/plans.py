@@ -16,7 +16,7 @@ import numpy as np
 
 from fivefold.layout.columns import ALL_LAYERS
 from fivefold.layout.layout import SPLIT_BACKWARD
-from fivefold.layout.stages import Policy, blocks_per_stage, homes
+from fivefold.layout.stages import Policy, Weights, blocks_per_stage, homes
 from fivefold.model.spec import ModelSpec
 from fivefold.schedule import in_flight_by_chunk, in_flight_moments, split_moments
 
@@ -58,16 +58,17 @@ def partition(
     policy: Policy,
     recompute_layers: int,
     schedule: str = "1f1b",
+    weights: Weights = (1, 0),
 ) -> Partition:
     """The partition of a model's runs of (kind index, count).
 
     recompute_layers: blocks recomputed per pipeline rank, shared by its chunks; -1 all, 0 none. first, last: blocks on
     the first and last rank, 0 for even. account_for_*: whether embedding and head take a block's place. Pieces are the
-    kinds in index order, then embedding, head, MTP.
+    kinds in index order, then embedding, head, MTP. weights: as of blocks_per_stage.
     """
     layers = sum(count for _, count in runs)
     per_stage = blocks_per_stage(
-        layers, pp, vpp, first or None, last or None, policy, account_for_embedding, account_for_loss
+        layers, pp, vpp, first or None, last or None, policy, account_for_embedding, account_for_loss, weights
     )
     return partition_of(runs, mtp, pp, vpp, per_stage, recompute_layers, schedule)
 

@@ -14,7 +14,7 @@ from fivefold.estimate.shard import distinct_shards
 from fivefold.estimate.variants import Variants, variants
 from fivefold.layout.columns import Columns
 from fivefold.layout.layout import RECOMPUTE_KINDS, SCHEDULES, V_SHAPED
-from fivefold.layout.stages import split_policy
+from fivefold.layout.stages import split_policy, stage_weights
 
 _NONE = RECOMPUTE_KINDS.index("none")
 _GRAD_BYTES = {"fp32": 4, "bf16": 2}
@@ -61,9 +61,10 @@ class Tables:
         fields = [*stages, layers + 1, c.schedule, splits.astype(np.int64), c.num_micro_batches]
         first, inverse = distinct(fields)
         runs, policy = kind_runs(model), split_policy(self.problem.runtime.name)
+        weights = stage_weights(model)
         plans: list[Plan] = []
         for *where, again, schedule, split, m in zip(*(field[first].tolist() for field in fields), strict=True):
-            part = partition(runs, model.mtp, *where, policy, again - 1, _placed_like(SCHEDULES[schedule]))
+            part = partition(runs, model.mtp, *where, policy, again - 1, _placed_like(SCHEDULES[schedule]), weights)
             plans.append(Plan(part, SCHEDULES[schedule], m, bool(split)))
         return inverse, plans
 

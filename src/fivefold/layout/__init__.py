@@ -31,7 +31,7 @@ from fivefold.layout.layout import (
     ResolvedLayout,
 )
 from fivefold.layout.rules import RULES, Context, Rule, Violation, legal_values, rules_for, valid_mask, violations
-from fivefold.layout.stages import blocks_per_stage, resolve, row_stages, split_policy, stage_ranges
+from fivefold.layout.stages import blocks_per_stage, resolve, row_stages, split_policy, stage_ranges, stage_weights
 from fivefold.layout.workload import Lora, Offload, Workload
 
 __all__ = [
@@ -79,6 +79,7 @@ __all__ = [
     "rules_for",
     "split_policy",
     "stage_ranges",
+    "stage_weights",
     "unusual",
     "valid_mask",
     "violations",

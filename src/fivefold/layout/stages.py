@@ -14,10 +14,12 @@ from fivefold.errors import FivefoldError
 from fivefold.layout.columns import Columns
 from fivefold.layout.layout import SCHEDULES, V_SHAPED, Layout, ResolvedLayout
 from fivefold.layout.workload import Workload
-from fivefold.model.spec import ModelSpec
+from fivefold.model import block_params
+from fivefold.model.spec import Attention, FeedForward, ModelSpec
 from fivefold.runtime import load_runtime
 
-Policy = Literal["even", "weighted"]
+Policy = Literal["even", "weighted", "by_parameters"]
+Weights = tuple[int, int]  # parameters of a block and of the head, where they decide what a stage holds
 StageRanges = tuple[tuple[tuple[int, int], ...], ...]
 
 MAX_CHUNKS = 1024  # chunks per rank: beyond any model's depth, so a mistyped number fails at once
@@ -27,7 +29,7 @@ SPLIT_POLICY: dict[str, Policy] = {
     "megatron": "even",  # Megatron-Core transformer_config: equal stages beside an asked-for first and last count
     "fivefold": "even",  # fivefold.train.build takes the resolved layout's stages
     "megatron-fsdp": "even",
-    "nanotron": "even",  # unless first and last counts say how its own balancing lies
+    "nanotron": "by_parameters",  # nanotron models/base.py, build_model
     "deepspeed": "even",  # Megatron-DeepSpeed: uniform partitions of the transformer blocks
     "deepspeed-zero": "even",
     "fsdp": "weighted",  # as torchtitan, whose pipeline is PyTorch's own with weights beside it
@@ -51,18 +53,22 @@ def blocks_per_stage(
     policy: Policy = "even",
     account_for_embedding: bool = False,
     account_for_loss: bool = False,
+    weights: Weights = (1, 0),
 ) -> tuple[int, ...]:
     """Blocks of each virtual stage, a tuple of pp · vpp counts that sums to `layers`.
 
     first, last: blocks on the whole first and last pipeline rank (all its chunks together), None for equal shares.
     account_for_*: embedding, head take the place of one block in an equal split; not together with first and last.
     policy "even": equal stages (Megatron). policy "weighted": embedding and head always count as one block each and
-    the first stages take the remainder (torchtitan); it has no first and last counts.
+    the first stages take the remainder (torchtitan); it has no first and last counts. policy "by_parameters": a stage
+    ends with the first block that takes all parameters so far, by `weights`, beyond its share (nanotron); nor has it.
     Where the counts do not divide, the remainder goes to the earlier stages, so that every block is somewhere:
     a runtime would lose or refuse those blocks, which is for the rules to say.
     """
     if policy == "weighted":
         return _weighted(layers, pp * vpp, True, True)
+    if policy == "by_parameters":
+        return _by_parameters(layers, pp * vpp, weights)
     if first or last or pp == 1:
         return _with_ends(layers, pp, vpp, first or 0, last or 0)
     return _weighted(layers, pp * vpp, account_for_embedding, account_for_loss)
@@ -76,6 +82,28 @@ def _weighted(layers: int, stages: int, embedding: bool, head: bool) -> tuple[in
     counts[0] -= embedding
     counts[-1] -= head
     return tuple(_without_negatives(counts))
+
+
+def _by_parameters(layers: int, stages: int, weights: Weights) -> tuple[int, ...]:
+    """Stages that end where the parameters of all blocks so far exceed their share of the total, the head's in it."""
+    block, head = weights
+    total = layers * block + head
+    ends = [0]
+    for stage in range(1, stages):
+        beyond = total * stage // (stages * block) + 1
+        ends.append(min(max(beyond, ends[-1] + 1), layers))
+    return tuple(end - start for start, end in pairwise((*ends, layers)))
+
+
+def stage_weights(model: ModelSpec) -> Weights:
+    """What a block and the head weigh where parameters decide what a stage holds: those of matrices, by the formula of
+    nanotron's get_block_compute_costs."""
+    block = model.runs[0].block
+    mixer, feed = block.mixer, block.feed
+    head = model.vocab * model.hidden
+    if isinstance(mixer, Attention) and isinstance(feed, FeedForward):
+        return model.hidden * (4 * mixer.heads * mixer.head_dim + 3 * feed.ffn), head
+    return block_params(block, model.hidden), head
 
 
 def _with_ends(layers: int, pp: int, vpp: int, first: int, last: int) -> tuple[int, ...]:
@@ -131,18 +159,19 @@ def stage_ranges(
     account_for_embedding: bool = False,
     account_for_loss: bool = False,
     schedule: str = "1f1b",
+    weights: Weights = (1, 0),
 ) -> StageRanges:
     """Block ranges [first, last) as [pipeline rank][chunk]; arguments as for blocks_per_stage, and the schedule, which
     says where the stages lie."""
-    counts = blocks_per_stage(layers, pp, vpp, first, last, policy, account_for_embedding, account_for_loss)
+    counts = blocks_per_stage(layers, pp, vpp, first, last, policy, account_for_embedding, account_for_loss, weights)
     bounds = list(pairwise(accumulate(counts, initial=0)))
     return tuple(tuple(bounds[stage] for stage in chunks) for chunks in homes(pp, vpp, schedule))
 
 
-def row_stages(columns: Columns, i: int, layers: int, runtime: str = "megatron") -> StageRanges:
-    """The stages of row i of Columns for a model of `layers` blocks under a runtime's split policy."""
+def row_stages(columns: Columns, i: int, model: ModelSpec, runtime: str = "megatron") -> StageRanges:
+    """The stages of row i of Columns under a runtime's split policy."""
     return stage_ranges(
-        layers,
+        model.layers,
         int(columns.pp[i]),
         int(columns.vpp[i]),
         int(columns.first_stage_layers[i]),
@@ -151,6 +180,7 @@ def row_stages(columns: Columns, i: int, layers: int, runtime: str = "megatron")
         bool(columns.account_for_embedding[i]),
         bool(columns.account_for_loss[i]),
         SCHEDULES[int(columns.schedule[i])],
+        stage_weights(model),
     )
 
 
@@ -184,7 +214,7 @@ def resolve_row(columns: Columns, model: ModelSpec, runtime: str = "megatron") -
         micro_batch=full.micro_batch,
         num_micro_batches=int(columns.num_micro_batches[0]),
         schedule=full.schedule or "1f1b",
-        stages=row_stages(columns, 0, model.layers, runtime),
+        stages=row_stages(columns, 0, model, runtime),
         recompute=full.recompute,
         overlap=full.overlap,
     )

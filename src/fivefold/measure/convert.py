@@ -7,7 +7,6 @@ names it; a row without a model, a cluster or a batch is refused with the reason
 
 from __future__ import annotations
 
-import itertools
 import re
 from typing import Any
 
@@ -34,8 +33,7 @@ from fivefold.measure.hardware import cluster_of
 from fivefold.measure.recipes import changes_of, options_of
 from fivefold.measure.runs import Run
 from fivefold.measure.words import is_ulysses, offloaded, recompute_kind, shard_groups
-from fivefold.model import block_params
-from fivefold.model.spec import Attention, FeedForward, ModelSpec
+from fivefold.model.spec import ModelSpec
 from fivefold.runtime import load_runtime
 
 
@@ -263,34 +261,19 @@ def _micro_batch(run: Run, line: Framework, assumed: set[str]) -> int:
 def _stages(run: Run, model: ModelSpec, vpp: int, assumed: set[str]) -> dict[str, Any]:
     """How blocks lie on the pipeline: evenly, unless the framework is known to do otherwise.
 
-    nanotron goes on to the next stage after the first block that takes the matrix parameters so far, the head's among
-    them, beyond the stage's share (nanotron models/base.py and get_block_compute_costs). On Megatron-Core, models such
-    as Llama 3.1 405B (126 blocks) run with embedding and head counted as a block each.
+    nanotron's profile has a split of its own. On Megatron-Core, models such as Llama 3.1 405B (126 blocks) run with
+    embedding and head counted as a block each.
     """
     pp = run.pp or 1
     if pp == 1:
         return {}
     if (run.framework or "").lower().startswith("nanotron"):
         assumed.add("stages")
-        return _by_parameters(model, pp)
+        return {}
     if model.layers % (pp * vpp) and (model.layers + 2) % (pp * vpp) == 0:
         assumed.add("stages")
         return {"account_for_embedding": True, "account_for_loss": True}
     return {}
-
-
-def _by_parameters(model: ModelSpec, pp: int) -> dict[str, Any]:
-    block = model.runs[0].block
-    mixer, feed = block.mixer, block.feed
-    matrices = block_params(block, model.hidden)
-    if isinstance(mixer, Attention) and isinstance(feed, FeedForward):  # without the norms
-        matrices = model.hidden * (4 * mixer.heads * mixer.head_dim + 3 * feed.ffn)
-    total = model.layers * matrices + model.vocab * model.hidden
-    ends = [min(total * (rank + 1) // (pp * matrices) + 1, model.layers) for rank in range(pp - 1)]
-    per_stage = [end - start for start, end in itertools.pairwise([0, *ends, model.layers])]
-    # A layout has a first, a last and equal middle stages: the widest stage and the last are kept.
-    last, widest = per_stage[-1], max(per_stage[:-1])
-    return {"first_stage_layers": model.layers - last - (pp - 2) * widest, "last_stage_layers": last}
 
 
 def _etp(run: Run, tp: int, assumed: set[str]) -> int:

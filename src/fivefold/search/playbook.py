@@ -14,6 +14,7 @@ import msgspec
 
 from fivefold.estimate import Estimate, Problem, estimate
 from fivefold.layout.layout import Layout, Recompute
+from fivefold.layout.stages import split_policy
 from fivefold.model.spec import Experts
 from fivefold.search.price import Priced, price_all
 from fivefold.search.result import PathStep, PlaybookPath
@@ -207,7 +208,7 @@ class _Walk:
         """Even stages; where blocks do not divide, the ways to make them nearly even."""
         layers = self.problem.model.layers
         even = replace(layout, pp=pp)
-        if layers % pp == 0 or pp < 3:
+        if layers % pp == 0 or pp < 3 or split_policy(self.problem.runtime.name) != "even":
             return [even]
         counted = [
             replace(even, account_for_embedding=embedding, account_for_loss=loss)

@@ -17,7 +17,7 @@ from fivefold.errors import FivefoldError
 from fivefold.estimate import Kernel, Problem
 from fivefold.estimate.estimate import rule_context
 from fivefold.estimate.plans import Partition, Plan, kind_runs, partition_of
-from fivefold.layout import Columns, Layout, blocks_per_stage, split_policy, valid_mask
+from fivefold.layout import Columns, Layout, blocks_per_stage, split_policy, stage_weights, valid_mask
 from fivefold.layout.layout import RECOMPUTE_KINDS, SPLIT_BACKWARD, V_SHAPED
 from fivefold.schedule import pipeline_seconds
 from fivefold.search.splits import Counts, every_split, filled, layout_text, moves, number_of_splits
@@ -168,6 +168,7 @@ class _Start:
         self.given = blocks_per_stage(
             problem.model.layers, layout.pp, layout.vpp, layout.first_stage_layers, layout.last_stage_layers,
             split_policy(problem.runtime.name), layout.account_for_embedding, layout.account_for_loss,
+            stage_weights(problem.model),
         )  # fmt: skip
         self.transfer = float(self.kernel.exchange_seconds(np.arange(1))[0])
 
@@ -302,7 +303,7 @@ def _counted(problem: Problem, layout: Layout, runtime: str) -> list[tuple[Count
         own = layouts[at]
         counts = blocks_per_stage(
             layers, own.pp, own.vpp, own.first_stage_layers, own.last_stage_layers, split_policy(problem.runtime.name),
-            own.account_for_embedding, own.account_for_loss,
+            own.account_for_embedding, own.account_for_loss, stage_weights(problem.model),
         )  # fmt: skip
         found.setdefault(counts, own)
     return list(found.items())
