@@ -167,6 +167,28 @@ def test_a_micro_batchs_gradients_wait_for_the_end_of_its_backward(small):
     assert activations[0] < activations[1_000]
 
 
+@pytest.mark.parametrize(
+    ("runtime", "changes", "each"),
+    # Cleared (2); read (2) and added to an fp32 (4 + 4) or a 16-bit accumulator (2 + 2); scattered as it is.
+    [
+        ("megatron", {}, 12),
+        ("megatron", {"grad_dtype": "bf16"}, 8),
+        ("nanotron", {}, 12),
+        ("torchtitan", {}, 2),
+    ],
+)
+def test_an_embeddings_gradient_is_as_large_as_its_weight(small, runtime, changes, each):
+    """A vocabulary eight times as large looks no more up, and has seven times its gradient more to clear and to add."""
+    few, many = small["llama"].vocab, 8 * small["llama"].vocab
+    passes = []
+    for vocab in (few, many):
+        k = kernel(replace(small["llama"], vocab=vocab), Layout(tp=2), runtime=runtime, launch_host_s=0.0, **changes)
+        passes.append(k.costs[k.blocks].backward[OWNERS.index("memory")][0])
+    more = each * (many - few) / 2 * small["llama"].hidden
+    curve, gpu = k.pricer.curve, k.problem.cluster.gpu
+    assert passes[1] - passes[0] == pytest.approx(curve.in_step * streaming_seconds(curve, gpu, more, 0))
+
+
 def test_adding_gradients_to_the_accumulator_is_a_kernel_of_its_own(small):
     fused, apart = (kernel(small["llama"], Layout(), wgrad_bytes=each, launch_host_s=0.0) for each in (2, 12))
     cluster = fused.problem.cluster

@@ -6,6 +6,7 @@ import numpy as np
 
 from fivefold.estimate.blocks import BlockWriter
 from fivefold.estimate.ledger import Exchange, Gemm, Ledger, Saved, Stream, Weight, Working
+from fivefold.estimate.products import added_gradient_bytes
 
 _SINGLE = 4  # bytes of an fp32 element
 
@@ -35,6 +36,8 @@ class ItemWriter(BlockWriter):
         self._dropout(ledger, "embedding_dropout")
         out = self.element_bytes * s.tokens * h
         ledger.streams.append(Stream("embedding lookup", "mixer", 2 * out, 2 * out, 2, 2))
+        if self.work.trained == "all":
+            self._dense_gradient(ledger, rows * h)
         if int(s.tp.max(initial=1)) > 1:
             ledger.exchanges += [
                 Exchange("scatter embedding output", "tp", "reduce_scatter", np.where(s.sp, out, 0.0), "forward"),
@@ -44,6 +47,16 @@ class ItemWriter(BlockWriter):
         if self.runtime.head_wgrad_placeholder:
             ledger.working.append(Working("gradient of embedding", self.element_bytes * rows * h))
         return ledger
+
+    def _dense_gradient(self, ledger: Ledger, elements: np.ndarray) -> None:
+        """The embedding's gradient is as large as its weight, whatever was looked up: cleared (PyTorch's
+        embedding_dense_backward), and added to the accumulator by a kernel of its own (Megatron-Core's
+        distributed_data_parallel.py, nanotron's gradient_accumulator.py), unless it is scattered as it is. Its launches
+        are no more than those of other weights' gradients, which are not counted either."""
+        scattered = self.runtime.sharding == "fully_sharded"
+        added = 0 if scattered else added_gradient_bytes(self.runtime, self.work)
+        moved = (self.element_bytes + added) * elements
+        ledger.streams.append(Stream("embedding gradient", "mixer", 0 * moved, moved, 0, 0))
 
     def head(self) -> Ledger:
         """Final norm, output projection and cross-entropy; the kernel adds the projection's weight."""

@@ -19,6 +19,7 @@ from fivefold.runtime import Profile
 
 # Bytes moved per element of a weight gradient: by a product that adds to an fp32 accumulator, and by one that does not.
 _ACCUMULATED_BYTES, _SIXTEEN_BIT_BYTES = 8, 2
+_ADDED_BYTES = 12  # by one that writes 16 bit and a kernel that adds that
 # Of them, what a kernel that adds it saves where the accumulator, which it reads and writes, is 16 bit wide too.
 _NARROW_ACCUMULATOR_BYTES = {"fp32": 0, "bf16": 4}
 
@@ -50,6 +51,17 @@ def backward_passes(products: Iterable[Products]) -> dict[tuple[str, str], np.nd
     }
 
 
+def _moved_by_gradient(runtime: Profile, work: Workload) -> float:
+    in_bf16 = 0 if work.precision == "fp16" else runtime.bf16_wgrad_bytes
+    return in_bf16 or runtime.wgrad_bytes
+
+
+def added_gradient_bytes(runtime: Profile, work: Workload) -> float:
+    """Bytes moved per element by the kernel that adds a 16-bit gradient, which no product added, to its accumulator."""
+    moved = max(_moved_by_gradient(runtime, work), _ADDED_BYTES)
+    return moved - _SIXTEEN_BIT_BYTES - _NARROW_ACCUMULATOR_BYTES[work.grad_dtype]
+
+
 class ProductPricer:
     """Prices the matrix products of ledgers on one GPU."""
 
@@ -59,12 +71,10 @@ class ProductPricer:
         self._sixteen_bit: Precision = "fp16" if work.precision == "fp16" else "bf16"
         self._casts = Casts(curve, gpu, self._precision, runtime.scaled_by_row)
         self._frozen = work.trained == "adapters"
-        in_bf16 = runtime.bf16_wgrad_bytes if self._sixteen_bit == "bf16" else 0
-        moved = in_bf16 or runtime.wgrad_bytes
+        moved = _moved_by_gradient(runtime, work)
         added = moved > _ACCUMULATED_BYTES
-        narrow = _NARROW_ACCUMULATOR_BYTES[work.grad_dtype]
         self._wgrad_bytes = _SIXTEEN_BIT_BYTES if added else moved
-        self._added_bytes = moved - _SIXTEEN_BIT_BYTES - narrow if added else 0
+        self._added_bytes = added_gradient_bytes(runtime, work) if added else 0
 
     def of(self, ledger: Ledger) -> Iterator[Products]:
         """The products of a ledger, those of one kernel and precision together."""
