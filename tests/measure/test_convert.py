@@ -245,6 +245,33 @@ def test_adapters_freeze_the_model():
     assert frozen.peak_bytes < whole.peak_bytes
 
 
+def test_adapters_of_a_published_run_cost_time_and_overlap_in_8_bit_only():
+    row = {"framework": "NeMo 24.07", "tp": 2, "sp": 1, "dp": 4, "notes": "LoRA; container NeMo 24.07"}
+    case = convert(_change("simumax-0001", **row))
+    assert case.work.lora is not None and set(case.work.lora.targets) == {"q", "k", "v"}
+    free = msgspec.structs.replace(case, work=msgspec.structs.replace(case.work, lora=None))
+    assert 1.005 < predict(choose(case)).seconds.value / predict(choose(free)).seconds.value < 1.1
+    assert not case.layout.overlap.tp
+    assert convert(_change("simumax-0001", **row, precision="fp8", precision_kind="fp8")).layout.overlap.tp
+    assert convert(_change("simumax-0001", **(row | {"notes": "SFT"}))).layout.overlap.tp
+
+
+def test_fine_tuning_attends_within_the_documents_that_its_recipe_packs():
+    def documents(**changes: str) -> float | None:
+        return convert(_change("simumax-0001", **changes)).work.document_length
+
+    for notes in ("SFT; container NeMo 24.07", "LoRA Performance", "Llama3 70b Finetuning", "fine-tuned"):
+        assert documents(framework="NeMo 24.07", notes=notes) == pytest.approx(200)
+    assert documents(framework="NeMo 24.07", notes="pretrain") is None
+    assert documents(framework="NeMo 24.07", model="llama2-7b (SFT)") == pytest.approx(200)
+    assert documents(framework="Megatron-LM", notes="SFT") is None  # packs what its user gives it
+    whole, packed = (
+        predict(choose(convert(_change("simumax-0001", framework="NeMo 24.07", notes=notes)))).seconds.value
+        for notes in ("pretrain", "SFT")
+    )
+    assert 0.9 < packed / whole < 0.99
+
+
 def test_least_recomputation_that_fits_is_chosen():
     """Where activations overflow a little, a few blocks are recomputed, and not where they fit."""
     fits = choose(convert(_change("llmfoundry-0112", recompute_kind="unknown")))

@@ -16,7 +16,7 @@ from fivefold.cluster import Cluster, load_curve_of
 from fivefold.errors import FivefoldError
 from fivefold.layout import Layout, Recompute, Workload
 from fivefold.layout.layout import RECOMPUTE_MODULES, Overlap, RecomputeModule, ScheduleKind
-from fivefold.layout.workload import Precision
+from fivefold.layout.workload import QUANTISED, Lora, Precision
 from fivefold.measure.architecture import model_of
 from fivefold.measure.attention import drops_out, is_unfused
 from fivefold.measure.complete import completed
@@ -32,7 +32,14 @@ from fivefold.measure.frameworks import (
 from fivefold.measure.hardware import cluster_of
 from fivefold.measure.recipes import changes_of, options_of
 from fivefold.measure.runs import Run
-from fivefold.measure.words import is_ulysses, offloaded, recompute_kind, shard_groups
+from fivefold.measure.words import (
+    is_finetuned,
+    is_ulysses,
+    offloaded,
+    recompute_kind,
+    shard_groups,
+    trains_adapters,
+)
 from fivefold.model.spec import ModelSpec
 from fivefold.runtime import load_runtime
 
@@ -77,6 +84,9 @@ _SCHEDULES: tuple[tuple[str, ScheduleKind], ...] = (
 # Its point is that exchanges of experts run beside the other direction's compute (DeepSeek-V3 report, 3.2.1).
 _DUALPIPE = re.compile(r"\bdual-?pipe", re.IGNORECASE)
 _LARGE_BUBBLE, _MOST_CHUNKS = 0.25, 12
+# Where a row does not say which: NeMo's recipes adapt linear_qkv (finetune_performance_optimizations of its
+# collections/llm/recipes, read) with its LoRA's default rank (from memory).
+_ADAPTERS = Lora(rank=32, targets=("q", "k", "v"))
 # What a GPU that lacks a recipe's matrix units runs instead.
 _NEXT_PRECISION: dict[Precision, Precision] = {
     "nvfp4": "mxfp8",
@@ -165,7 +175,10 @@ def _workload(run: Run, line: Framework, runtime: str, cluster: Cluster, assumed
         attention="unfused" if unfused else "flash",
         dropout=drops_out(run, line),
         offload=offloaded(run),
-        trained="adapters" if re.search(r"\bq?lora\b", f"{run.model} {run.notes}", re.IGNORECASE) else "all",
+        trained="adapters" if trains_adapters(run) else "all",
+        document_length=line.packs_documents if is_finetuned(run) else None,
+        document_lengths="equal",
+        lora=_ADAPTERS if trains_adapters(run) else None,
     )
 
 
@@ -311,12 +324,15 @@ def _overlap(run: Run, line: Framework, assumed: set[str]) -> Overlap:
     on = on and dated(run) >= line.overlaps_since and not (line.overlap == "hooks" and (run.pp or 1) > 1)
     # Papers name a run by its techniques, in the notes.
     named = bool(re.search(r"--tp-comm-overlap|\basync ?tp\b", f"{text} {run.notes}", re.IGNORECASE))
+    # NeMo's recipes for adapters overlap tensor parallelism in 8 bit only (finetune_llama3_70b.py of its
+    # scripts/performance/llm, read at 002556137f).
+    plain = trains_adapters(run) and precision_of(run, line)[0] not in QUANTISED
     return Overlap(
         grad="overlap-grad-reduce" in text if listed else on,
         param="overlap-param-gather" in text
         if listed
         else (None if on and line.overlap not in ("reduce", "hooks") else False),
-        tp=named or (line.overlap == "on" and (run.tp or 1) > 1 and run.sp != 0),
+        tp=named or (line.overlap == "on" and (run.tp or 1) > 1 and run.sp != 0 and not plain),
         ep="overlap-moe-expert-parallel-comm" in text
         or "moe_a2a_overlap=True" in options_of(run, line)
         or _DUALPIPE.search(f"{run.framework} {run.notes}") is not None,

@@ -44,6 +44,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
         behind a pipeline, "off" for none. overlaps_since: rows dated before this year and month reduced gradients after
         backward.
     tuned: how a published number was come by where the framework's vendor publishes it, "" if plainly measured.
+    packs_documents: mean tokens of the documents that its fine-tuning recipes pack into a sequence; None: none.
     source: where the defaults are from.
     """
 
@@ -73,6 +74,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     overlap: Literal["listed", "on", "grad", "reduce", "hooks", "off"] = "grad"
     overlaps_since: str = ""
     tuned: str = ""
+    packs_documents: float | None = None
     source: str = "from memory"
 
 
@@ -98,6 +100,11 @@ _NO_BF16_OPTIMIZER = {"bf16_wgrad_bytes": 0, "bf16_all_reduces": False}
 # Transformer Engine's cross-entropy: two kernels that read 16-bit logits, the second of which leaves their gradient in
 # place, and one that scales it (transformer_engine common/triton/cross_entropy.py, from memory).
 _FUSED_LOSS = {"loss_moved_bytes": (6.0, 4.0), "loss_bytes_per_logit": 2}
+
+# Fine-tuning "uses SQuAD 1.1, and the inputs are packed to 4096 tokens" (NeMo docs/source/performance/
+# performance_summary.md, read at 070a0bb168; packed_sequence=True in Megatron-Bridge's llama3_llm_finetune.py, read at
+# 0b928cd33d): a paragraph of 120 words with a question and an answer, in tokens and with their prompt (from memory).
+_SQUAD_TOKENS = 200.0
 
 FRAMEWORKS: tuple[Framework, ...] = (
     Framework(
@@ -134,6 +141,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         newer={**_FUSED_LOSS, "fused_permutation": True},
         overlap="on",
         tuned="vendor's recipe",
+        packs_documents=_SQUAD_TOKENS,
         source="NeMo and Megatron-Bridge recipes: overlaps on, grad_reduce_in_fp32=False, fp8 weights (from memory); "
         "their pretraining recipes interleave with one to four blocks a chunk (NeMo 24.07's performance summary); "
         "cross_entropy_fusion_impl='te' and moe_permute_fusion=True (read; since when from memory)",

@@ -53,6 +53,16 @@ def recompute_kind(run: Run) -> str:
     return next((kind for pattern, kind in _RECOMPUTATION if re.search(pattern, text)), "unknown")
 
 
+def trains_adapters(run: Run) -> bool:
+    """Whether a row trains adapters beside a frozen model."""
+    return bool(re.search(r"\bq?lora\b", f"{run.model} {run.notes}", re.IGNORECASE))
+
+
+def is_finetuned(run: Run) -> bool:
+    """Whether a row goes on training a model, on documents that are shorter than its sequences."""
+    return trains_adapters(run) or bool(re.search(r"\b(sft|fine-?tun)", f"{run.model} {run.notes}", re.IGNORECASE))
+
+
 # What the host's memory holds by a framework's name and notes. Disks, which ZeRO-Infinity may use too, are not
 # modelled; activations that are offloaded are left where they are: they move beside compute.
 _OFFLOADED: dict[str, re.Pattern[str]] = {
