@@ -245,6 +245,21 @@ def test_adapters_freeze_the_model():
     assert frozen.peak_bytes < whole.peak_bytes
 
 
+def test_zero_2_of_megatron_is_its_distributed_optimizer():
+    """Which scatters the sums of gradients and shards none between micro-batches."""
+
+    def layout(**changes):
+        case = convert(_change("simumax-0002", zero=2, **changes))
+        return case.runtime, case.layout.zero
+
+    assert layout(framework="Megatron-LM") == ("megatron", 1)
+    assert layout(framework="Megatron-LM", pp=2, tp=2, dp=2) == ("megatron", 1)
+    assert layout(framework="Megatron-FSDP") == ("megatron-fsdp", 2)
+    assert layout(framework="Megatron-DeepSpeed", pp=2, tp=2, dp=2) == ("deepspeed", 1)
+    assert layout(framework="Megatron-DeepSpeed", pp=1) == ("deepspeed-zero", 2)
+    assert layout(framework="torchtitan", pp=2, tp=2, dp=2) == ("torchtitan", 2)
+
+
 def test_adapters_of_a_published_run_cost_time_and_overlap_in_8_bit_only():
     row = {"framework": "NeMo 24.07", "tp": 2, "sp": 1, "dp": 4, "notes": "LoRA; container NeMo 24.07"}
     case = convert(_change("simumax-0001", **row))
@@ -581,18 +596,3 @@ def test_a_micro_batch_is_chosen_of_those_that_interleave():
     assert chosen.layout.vpp == 8
     assert chosen.layout.micro_batch in (1, 2)
     assert predict(chosen).seconds.value > 0
-
-
-@pytest.mark.parametrize(
-    ("framework", "pp", "runtime", "zero"),
-    [
-        ("Megatron-LM", 2, "megatron", 1),
-        ("Megatron-LM", 1, "megatron-fsdp", 2),
-        ("Megatron-DeepSpeed", 2, "deepspeed", 1),
-        ("torchtitan", 2, "torchtitan", 2),
-    ],
-)
-def test_gradients_are_not_sharded_for_good_behind_a_pipeline_that_cannot(framework, pp, runtime, zero):
-    """Papers call Megatron-LM's distributed optimizer ZeRO-2; priced as such, it would scatter every micro-batch's."""
-    case = convert(_change("simumax-0002", framework=framework, pp=pp, tp=1, dp=8 // pp, zero=2, overlap=None))
-    assert (case.runtime, case.layout.zero) == (runtime, zero)

@@ -326,20 +326,21 @@ def is_before_te(run: Run, line: Framework) -> bool:
 
 
 def zero_of(run: Run, line: Framework) -> tuple[int, bool]:
-    """(ZeRO stage, whether it is stated)."""
-    behind_pipeline = line.runtime != line.sharded and (run.pp or 1) > 1
-    if run.zero == 2 and behind_pipeline:
-        return 1, True  # what Megatron-LM's distributed optimizer is called too; it and DeepSpeed have no other there
-    if run.zero is not None:
-        return min(run.zero, 3), True
-    named = zero_in_name(run.framework or "")
+    """(ZeRO stage, whether it is stated).
+
+    Megatron's distributed optimizer scatters the sums of gradients, which papers call ZeRO-2 (MegaScale); what shards
+    gradients between micro-batches has a line of its own, and behind a pipeline no framework does whose default is
+    less (DeepSpeed refuses it).
+    """
+    named = zero_in_name(run.framework or "") if run.zero is None else min(run.zero, 3)
     if named is not None:
-        return named, True
+        whole = line.zero < 2 and (line.runtime == "megatron" or (run.pp or 1) > 1)
+        return (1 if named == 2 and whole else named), True
     if run.dist_opt is not None and line.zero < 2:
         return run.dist_opt, True
     if is_before_te(run, line):
         return 0, False
-    if line.zero > 1 and behind_pipeline:
+    if line.zero > 1 and line.runtime != line.sharded and (run.pp or 1) > 1:
         return 1, False  # DeepSpeed and FSDP1 refuse to shard gradients or parameters behind a pipeline
     return line.zero, False
 
