@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from fivefold.cluster import collective_seconds, load_cluster
+from fivefold.cluster.beside import WAITED
 from fivefold.cluster.groups import place
 from fivefold.layout import Layout, Overlap
 from fivefold.model.spec import BlockRun
@@ -55,7 +56,8 @@ def test_sharded_parameters_without_overlap_stand_alone(price, runtime, zero, gr
 
 @pytest.mark.parametrize("seq_len", [256, 4096])
 def test_with_overlap_the_last_bucket_or_the_excess_remains(price, kernel_of, seq_len):
-    """Buckets of max(40 million, a million per replica) elements (Megatron-LM): the last cannot overlap."""
+    """Buckets of max(40 million, a million per replica) elements (Megatron-LM): the last cannot overlap, and compute
+    is slower beside the others."""
     gpus = 64
     est = price("llama", Layout(), gpus=gpus, seq_len=seq_len)
     kernel = kernel_of("llama", [Layout()], gpus=gpus, seq_len=seq_len)
@@ -64,7 +66,8 @@ def test_with_overlap_the_last_bucket_or_the_excess_remains(price, kernel_of, se
     expected = 0.0
     for op, size, beside in (("reduce_scatter", 4, backward), ("all_gather", 2, forward)):
         seconds = math.ceil(buckets) * one_collective(op, size * LLAMA / math.ceil(buckets), gpus, 1, gpus)
-        expected += max(seconds - beside, seconds / buckets)
+        others = seconds - seconds / buckets
+        expected += seconds / buckets + max(others - beside, WAITED * others)
     assert est.step.breakdown_s["dp"] == pytest.approx(expected, rel=1e-9)
 
 
@@ -84,8 +87,9 @@ def test_the_embedding_is_reduced_last_and_gathered_first(price, kernel_of, smal
     )
     assert kernel.embedding_share(ONE, np.array([[whole]]))[0, 0] == pytest.approx(ends / whole)
     at_once = one_collective("all_gather", 2 * whole, gpus, 1, gpus)
-    late = at_once if overlap.param is False else gather_s * ends / whole
-    assert est.step.breakdown_s["dp"] == pytest.approx(reduce_s * ends / whole + late, rel=1e-9)
+    alone = ends / whole + WAITED * (1 - ends / whole)
+    late = at_once if overlap.param is False else gather_s * alone
+    assert est.step.breakdown_s["dp"] == pytest.approx(reduce_s * alone + late, rel=1e-9)
 
 
 def test_later_ranks_have_more_time_to_hide(price, kernel_of, small):
@@ -106,6 +110,38 @@ def test_later_ranks_have_more_time_to_hide(price, kernel_of, small):
         assert seconds > passing[1] + passing[0]
         expected += seconds - passing[1] - passing[0]
     assert est.step.breakdown_s["dp"] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("seq_len", "hidden"), [(64, False), (4096, True)])
+def test_interleaved_chunks_reduce_while_their_groups_of_micro_batches_pass(price, kernel_of, small, seq_len, hidden):
+    """Megatron-Core starts a chunk's reduction after its last micro-batch, when pp micro-batches have yet to pass each
+    earlier chunk, and the first chunk's after all: followed chunk by chunk on the rank that has most parameters."""
+    run = small["llama"].runs[0]
+    wide = replace(run.block, feed=replace(run.block.feed, ffn=524288))
+    model, pp, vpp = replace(small["llama"], runs=(BlockRun(16, wide),)), 2, 4
+    layout = Layout(pp=pp, vpp=vpp, overlap=Overlap(param=False))
+    given = {"gpus": 64, "global_batch": 256, "seq_len": seq_len}
+    est = price(model, layout, **given)
+    kernel = kernel_of(model, [layout], every_rank=True, **given)
+    backward = kernel.pass_seconds(ONE)[1][0]
+    params = kernel.rank_parameters(ONE)[0][0]
+    exposed = []
+    for rank in range(pp):
+        whole = math.ceil(params[rank] / 40_000_000)
+        reduce_s = whole * one_collective("reduce_scatter", 4 * params[rank] / whole, 32, 1, 64)
+        embedding = 4096 * 1024 / params[rank] if rank == 0 else 0
+        chunk_s = backward[rank] / vpp  # its blocks are equal; the head of the last rank is small
+        last = embedding + (1 - embedding) / vpp
+        done, free = 0.0, (vpp - 1) * pp * chunk_s + chunk_s
+        for chunk in range(vpp - 1):  # from the one that is through first
+            done = max(done, chunk * pp * chunk_s) + reduce_s * (1 - last) / (vpp - 1)
+        waited = max(done - free, WAITED * reduce_s * (1 - last))
+        late = rank * chunk_s
+        exposed.append(max(reduce_s * last - late, 0) + waited)
+    gather = max(one_collective("all_gather", 2 * params[rank], 32, 1, 64) for rank in range(pp))
+    assert est.step.breakdown_s["dp"] == pytest.approx(max(exposed) + gather, rel=0.02)
+    plain = price(model, replace(layout, vpp=1), **given)
+    assert (plain.step.breakdown_s["dp"] > 1.1 * est.step.breakdown_s["dp"]) is not hidden
 
 
 def test_a_ring_takes_one_transfer_per_other_rank(kernel_of):

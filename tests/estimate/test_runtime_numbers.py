@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from fivefold.cluster import collective_seconds, load_cluster, load_curve_of
 from fivefold.cluster.apart import slowest
+from fivefold.cluster.beside import WAITED
 from fivefold.cluster.compute import grouped_gemm_seconds, streaming_seconds
 from fivefold.cluster.groups import place
 from fivefold.estimate import Kernel, Problem
@@ -135,6 +136,20 @@ def test_sharded_states_may_still_get_the_whole_sum_after_backward(small):
         )
         alone = float(usual.exposed_reduction_seconds(ONE)[0]) if zero == 0 else whole_sum + gather
         assert at_once.exposed_reduction_seconds(ONE)[0] == pytest.approx(alone)
+
+
+def test_compute_falls_behind_beside_gathers_but_of_registered_buffers(small):
+    """Blocks that a GPU computes for longer than they are gathered and scattered."""
+    run = small["llama"].runs[0]
+    wide = replace(
+        small["llama"], runs=(replace(run, block=replace(run.block, feed=replace(run.block.feed, ffn=65536))),)
+    )
+    layout = Layout(zero=3, micro_batch=4)
+    held, free = (kernel(wide, layout, gpus=8, runtime="megatron-fsdp", registered_buffers=on) for on in (False, True))
+    reduce_s, gather_s = held.reduction_seconds(ONE, held.variants.dense[:, :1], held.variants.expert[:, :1])
+    assert free.variants.gather_forward[0, 0] == free.variants.gather_backward[0, 0] == 0
+    assert held.variants.gather_forward[0, 0] == pytest.approx(WAITED * gather_s[0, 0])
+    assert held.variants.gather_backward[0, 0] == pytest.approx(WAITED * (gather_s + reduce_s)[0, 0])
 
 
 def test_clipping_whole_gradients_moves_them_three_times(small):

@@ -260,6 +260,12 @@ def test_zero_2_of_megatron_is_its_distributed_optimizer():
     assert layout(framework="torchtitan", pp=2, tp=2, dp=2) == ("torchtitan", 2)
 
 
+def test_fully_sharded_recipes_of_nemo_register_their_buffers():
+    changes = {zero: convert(_change("simumax-0002", framework="NeMo 25.07", zero=zero)).changes for zero in (1, 3)}
+    assert changes[3]["registered_buffers"] and "registered_buffers" not in changes[1]
+    assert "registered_buffers" not in convert(_change("simumax-0002", framework="Megatron-FSDP", zero=3)).changes
+
+
 def test_adapters_of_a_published_run_cost_time_and_overlap_in_8_bit_only():
     row = {"framework": "NeMo 24.07", "tp": 2, "sp": 1, "dp": 4, "notes": "LoRA; container NeMo 24.07"}
     case = convert(_change("simumax-0001", **row))

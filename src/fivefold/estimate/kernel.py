@@ -10,14 +10,17 @@ from __future__ import annotations
 import numpy as np
 
 from fivefold.cluster import collective_seconds
+from fivefold.cluster.beside import unhidden
 from fivefold.cluster.compute import streaming_seconds
 from fivefold.estimate.arrays import by_value, codes, distinct, dot
 from fivefold.estimate.host import HostModel
 from fivefold.estimate.memory import MASTER_BYTES
 from fivefold.estimate.plans import Partition
 from fivefold.estimate.problem import Problem
-from fivefold.layout.layout import SPLIT_BACKWARD
+from fivefold.layout.layout import SCHEDULES, SPLIT_BACKWARD
 from fivefold.schedule import pipeline_seconds
+
+_INTERLEAVED = SCHEDULES.index("interleaved")
 
 
 class Kernel(HostModel):
@@ -89,6 +92,12 @@ class Kernel(HostModel):
         A rank further down the pipeline ends its last backward earlier and starts its first forward later, by the
         chunk 0 work of the ranks before it. The last bucket of gradients and the first of parameters cannot overlap;
         on the first rank that bucket holds the whole embedding, whose gradient backward makes last.
+
+        Interleaved, a chunk's gradients are reduced when its last micro-batch is through, while pp micro-batches pass
+        each chunk before it, those of chunk 0 after all backwards, because the ranks of a pipeline start together; and
+        its parameters are gathered while as many pass each chunk before it (Megatron-Core
+        pipeline_parallel/schedules.py, read at 00611e6eeb: backward_step_helper_postprocess and
+        forward_step_helper_preprocess; --no-align-grad-reduce, which is not usual, starts chunk 0 earlier).
         """
         if self.problem.fully_sharded:
             return self._ends_of_step(rows)
@@ -104,20 +113,30 @@ class Kernel(HostModel):
         # Beside compute one bucket goes after the other, each with the latency of a collective of its own.
         whole = np.ceil(buckets)
         bucket_reduce_s, bucket_gather_s = self.reduction_seconds(rows, dense / whole, expert / whole)
-        alone = np.maximum(1 / buckets, self.embedding_share(rows, dense + expert))
+        embedding = self.embedding_share(rows, dense + expert)
+        first = np.maximum(1 / buckets, embedding)
+        chunks = self._turns(rows)
+        turns = ((chunks - 1) * c.pp[rows][:, None] + 1) / chunks
+        last = np.where(chunks > 1, np.maximum(first, embedding + (1 - embedding) / chunks), first)
         exposed = np.zeros_like(dense)
         by_unit = self.problem.by_unit & (c.zero[rows] == 3)
         beside = (c.zero[rows] == 0) | (not self.problem.runtime.sharded_reduced_at_once)
-        for at_once, bucket_s, overlapped, passing, late in (
-            (reduce_s, bucket_reduce_s, c.overlap_grad[rows], backward, late_backward),
-            (gather_s, bucket_gather_s, c.overlap_param[rows], forward, late_forward),
+        for at_once, bucket_s, overlapped, passing, late, alone in (
+            (reduce_s, bucket_reduce_s, c.overlap_grad[rows], backward, late_backward, last),
+            (gather_s, bucket_gather_s, c.overlap_param[rows], forward, late_forward, first),
         ):
             seconds = whole * bucket_s
-            tail = np.maximum(seconds * alone - late, 0)
-            hidden = np.maximum(seconds - passing - late, tail)
+            tail = seconds * alone
+            hidden = np.maximum(tail - late, 0)
+            hidden = hidden + unhidden(np.maximum(seconds - np.maximum(tail, late), 0), turns * passing)
             exposed = exposed + np.where((overlapped & beside)[:, None], hidden, at_once)
         worst = (exposed * table.exists[plan]).max(axis=1)
         return np.where(by_unit, self._ends_of_step(rows), worst) if by_unit.any() else worst
+
+    def _turns(self, rows: np.ndarray) -> np.ndarray:
+        """Chunks that a rank's micro-batches pass in groups of pp, [n, 1]."""
+        whole = self.problem.runtime.sharding == "distributed_optimizer"
+        return np.where(whole & (self.columns.schedule[rows] == _INTERLEAVED), self.columns.vpp[rows], 1)[:, None]
 
     def bucket_elements(self, rows: np.ndarray) -> np.ndarray:
         """Parameters per gradient bucket, [n]: the larger of a constant and so many per replica."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fivefold.cluster import Cluster, collective_seconds
+from fivefold.cluster.beside import WAITED, unhidden
 from fivefold.cluster.compute import streaming_seconds
 from fivefold.cluster.groups import Placement, place
 from fivefold.estimate.problem import Problem
@@ -49,8 +50,9 @@ class Reductions(Tables):
             gather, reduce_s = np.where(zero == 3, gather, 0), np.where(every_round, reduce_s, 0)
         regather = np.where(zero == 3, gather, 0)
         after_gather, before_scatter = self._copy_seconds(table.dense + table.expert, zero == 3)
-        table.gather_forward = _exposed(table.forward, (gather, param)) + after_gather
-        table.gather_backward = _exposed(table.backward, (regather, param), (reduce_s, grad))
+        waited = 0.0 if self.problem.runtime.registered_buffers else WAITED
+        table.gather_forward = _exposed(waited, table.forward, (gather, param)) + after_gather
+        table.gather_backward = _exposed(waited, table.backward, (regather, param), (reduce_s, grad))
         table.gather_backward = table.gather_backward + after_gather + before_scatter
         table.total()
 
@@ -118,12 +120,13 @@ class Reductions(Tables):
         return place(self.problem.cluster, c.pp[rows], c.tp[rows] * c.cp[rows] * c.dp[rows])
 
 
-def _exposed(compute: np.ndarray, *parts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+def _exposed(waited: float, compute: np.ndarray, *parts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     """Seconds that a pass waits, [W, P]: for what is not overlapped all of it, for the rest what its [W, P, owners] of
-    compute do not hide. Each part is its seconds, and whether it is overlapped."""
+    compute do not hide, and what these fall behind. Each part is its seconds, and whether it is overlapped; waited: as
+    of `unhidden`."""
     beside = sum(np.where(overlapped, seconds, 0.0) for seconds, overlapped in parts)
     alone = sum(np.where(overlapped, 0.0, seconds) for seconds, overlapped in parts)
-    return np.maximum(beside - compute.sum(axis=2), 0) + alone
+    return unhidden(beside, compute.sum(axis=2), waited) + alone
 
 
 def _seconds(cluster: Cluster, op: str, size: np.ndarray, placement: Placement) -> np.ndarray:

@@ -35,7 +35,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     recomputes_in_part: whether some of a rank's blocks are recomputed without others where a row does not say which.
     interleaves: chunks per pipeline rank at most where they are not stated.
     changes: numbers of the profile that its recipes set otherwise. since, newer: from that year and month on these too.
-        before: numbers of the profile of before_te; `newer` are of that one too where there is one.
+        before: numbers of the profile of before_te; `newer` are of that one too where there is one. changes_sharded:
+        with fully sharded parameters.
     quantised, half: fields of this line that rows with 8-bit or narrower recipes have otherwise, and that rows in fp16
         dated before `since` have.
     precision: where not stated. grad_dtype: gradients as they are accumulated and reduced ("bf16": in 16 bit).
@@ -67,6 +68,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     since: str = "9999"
     newer: dict[str, Any] = {}
     before: dict[str, Any] = {}
+    changes_sharded: dict[str, Any] = {}
     quantised: dict[str, Any] = {}
     half: dict[str, Any] = {}
     precision: Literal["bf16", "fp16"] = "bf16"
@@ -139,12 +141,14 @@ FRAMEWORKS: tuple[Framework, ...] = (
         interleaves=12,
         since="2025-02",
         newer={**_FUSED_LOSS, "fused_permutation": True},
+        changes_sharded={"registered_buffers": True},
         overlap="on",
         tuned="vendor's recipe",
         packs_documents=_SQUAD_TOKENS,
         source="NeMo and Megatron-Bridge recipes: overlaps on, grad_reduce_in_fp32=False, fp8 weights (from memory); "
         "their pretraining recipes interleave with one to four blocks a chunk (NeMo 24.07's performance summary); "
-        "cross_entropy_fusion_impl='te' and moe_permute_fusion=True (read; since when from memory)",
+        "cross_entropy_fusion_impl='te' and moe_permute_fusion=True (read; since when from memory); nccl_ub=True with "
+        "Megatron-FSDP (Megatron-Bridge's recipes for Llama 3 on H100 and GB300, read)",
     ),
     Framework(
         starts=("deepseek", "hai-llm", "hai llm"),

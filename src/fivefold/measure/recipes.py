@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fivefold.measure.frameworks import Framework, dated, is_before_te
+from fivefold.measure.frameworks import Framework, dated, is_before_te, zero_of
 from fivefold.measure.runs import Run
 from fivefold.runtime import load_runtime
 
@@ -64,6 +64,8 @@ def _by_release(run: Run, line: Framework) -> dict[str, Any]:
     old = is_before_te(run, line)
     newer = dated(run) >= line.since and (old or not line.before_te)
     changes = {**line.changes, **(line.before if old else {}), **(line.newer if newer else {})}
+    if zero_of(run, line)[0] >= 2:
+        changes |= line.changes_sharded
     if sent_once:
         changes["tokens_sent_once"] = True
     if drops_tokens(run):
