@@ -108,6 +108,10 @@ _FUSED_LOSS = {"loss_moved_bytes": (6.0, 4.0), "loss_bytes_per_logit": 2}
 # 0b928cd33d): a paragraph of 120 words with a question and an answer, in tokens and with their prompt (from memory).
 _SQUAD_TOKENS = 200.0
 
+# FlashAttention's cross-entropy (csrc/xentropy, from memory): a kernel that reads 16-bit logits for the largest and
+# again for the sum, and one that reads them and writes their gradient.
+_XENTROPY = {"loss_moved_bytes": (4.0, 4.0), "loss_bytes_per_logit": 4}
+
 FRAMEWORKS: tuple[Framework, ...] = (
     Framework(
         starts=("megatron-deepspeed", "megatron+deepspeed", "megatron deepspeed", "deepspeed megatron"),
@@ -211,8 +215,9 @@ FRAMEWORKS: tuple[Framework, ...] = (
         stands_in=True,
         zero=3,
         kernel="fa1",
-        changes={"gather_copy_bytes": 0.0, "scatter_copy_bytes": 4.0},  # FSDP1, reducing in 16 bit
-        source="the tables are of 2023 and FlashAttention 1 (from memory); Composer's FSDP is FULL_SHARD",
+        changes={"gather_copy_bytes": 0.0, "scatter_copy_bytes": 4.0, **_XENTROPY},  # FSDP1, reducing in 16 bit
+        source="the tables are of 2023 and FlashAttention 1 (from memory); Composer's FSDP is FULL_SHARD; the loss is "
+        "FlashAttention's unless a configuration says torch_crossentropy (modeling_mpt.py, loss_fn, read)",
     ),
     Framework(
         starts=("nanotron", "picotron"),
