@@ -459,6 +459,15 @@ def test_each_expert_of_a_grouped_product_is_launched(small):
     assert float((on.variants.backward_s - off.variants.backward_s)[0, 0]) == pytest.approx(2 * 2 * 7 * 0.1)
 
 
+def test_each_step_of_a_ring_is_launched(small):
+    """Of four ranks: two more kernels of attention forward and four more backward than of two, and two more sends."""
+    two, four = (kernel(small["llama"], Layout(cp=cp), launch_host_s=1.0).variants for cp in (2, 4))
+    assert float((four.forward_s - two.forward_s)[0, 0]) == pytest.approx(2 + 2)
+    assert float((four.backward_s - two.backward_s)[0, 0]) == pytest.approx(4 + 2)
+    two, four = (kernel(small["llama"], Layout(cp=cp, cp_kind="a2a"), launch_host_s=1.0).variants for cp in (2, 4))
+    assert float((four.forward_s - two.forward_s)[0, 0]) == pytest.approx(0)
+
+
 def first(column: Any) -> float:
     return float(np.ravel(column)[0])
 

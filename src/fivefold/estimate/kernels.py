@@ -71,13 +71,14 @@ def launch_seconds(
 ) -> np.ndarray:
     """Host seconds to launch a piece's operations of one pass one by one, [K].
 
-    Products and attention launch once forward and twice backward, collectives once where they move something. What is
-    made of PyTorch's own operations takes op_host_s for each, where the runtime has it.
+    Products and attention launch once forward and twice backward, collectives once where they move something; a ring's
+    attention and transfers in every step. What is made of PyTorch's own operations takes op_host_s for each, where the
+    runtime has it.
     """
     passes = {"forward": 1, "backward": 2}[side]
     at = ("forward", "backward").index(side)
     unfused = work.attention == "unfused"
-    attends = len(ledger.attends) * (3 + work.dropout if unfused else 1)
+    attends = (3 + work.dropout if unfused else 1) * ledger.total([row.kernels for row in ledger.attends])
     further = ledger.total([np.asarray(row.groups) - 1.0 for row in ledger.gemms if row.grouped])
     # What a key does not have moves nothing and launches nothing.
     launched = [*(row for row in ledger.streams if not row.by_group), *ledger.scans]
@@ -90,6 +91,9 @@ def launch_seconds(
     kernels += [1] * (len(moved) - len(kernels))
     products = sum(not row.adapter for row in ledger.gemms)  # an adapter's are small, and were not measured
     launches = passes * (products + attends) + np.array(kernels) @ (ledger.stack(moved) > 0)
+    sent = [row for row in ledger.exchanges if row.when == side and row.op == "send"]
+    further_sends = [(np.maximum(row.ring_steps, 1) - 1) * (np.asarray(row.bytes) > 0) for row in sent]
+    launches = launches + ledger.total(further_sends)
     if unfused:
         launches = launches + sum(
             _between_products(row, at, False)[1] - _FUSED_SOFTMAX[at][1] for row in ledger.attends

@@ -74,13 +74,15 @@ class Gemm:
 @dataclass(slots=True, frozen=True)
 class Attend:
     """Attention's core: `flops` of the two forward products as executed. With a flash kernel these are the causal and
-    windowed pairs only; without one, whole squares of scores, `scores` of them, pass through memory."""
+    windowed pairs only; without one, whole squares of scores, `scores` of them, pass through memory. kernels: as many
+    flash kernels as a ring has steps."""
 
     name: str
     flops: Column
     seq: Column
     head_dim: int
     scores: Column = 0
+    kernels: Column = 1
 
 
 @dataclass(slots=True, frozen=True)

@@ -94,6 +94,7 @@ class AttentionWriter(LinearWriter):
                 np.where(s.ulysses, seen, seen / s.cp) if reach is None else min(reach, seen),
                 qk_dim,
                 scores,
+                np.where(s.ulysses, 1, s.cp),
             )
         )
         if unfused:
