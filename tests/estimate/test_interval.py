@@ -74,7 +74,7 @@ def test_the_update_belongs_to_memory() -> None:
     """Where hardly anything is computed the update is most of the step, and a slower memory costs its share."""
     cluster, work = load_cluster("h100-sxm", gpus=16), Workload(seq_len=512, global_batch=16)
     slower = replace(cluster, compute={"streaming_efficiency": load_curve_of(cluster).streaming_efficiency / 1.01})
-    layout = Layout(micro_batch=1, zero=0)
+    layout = Layout(micro_batch=1, zero=0, overlap=Overlap(grad=False, param=False))  # or slower passes hide more
     plain, moved = (kernel_of(layout, cluster=each, work=work) for each in (cluster, slower))
     seconds = plain.step_seconds(ONE)[0]
     assert plain.optimizer_seconds(ONE)[0] > 0.2 * seconds
