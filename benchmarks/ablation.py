@@ -103,7 +103,9 @@ def effect(constant: Constant, base: Base) -> Effect:
     touched = [i for i, (old, new) in enumerate(zip(base.cases, changed, strict=True)) if new is not old]
     touched = [i for i in touched if not _same(constant, base.cases[i])]
     seconds, memory = base.seconds.copy(), base.memory.copy()
-    for i, found in zip(touched, predict_all([changed[i] for i in touched]), strict=True):
+    with constant.within():
+        again = predict_all([changed[i] for i in touched])
+    for i, found in zip(touched, again, strict=True):
         if isinstance(found, Predicted):
             seconds[i], memory[i] = found.seconds.value, _memory_error(base.cases[i], found)
     was, now = (np.abs(each / base.measured - 1) for each in (base.seconds, seconds))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
+from unittest import mock
 
 from msgspec.structs import replace
 
-from fivefold.cluster import load_curve_of
+from fivefold.cluster import apart, beside, load_curve_of
+from fivefold.estimate import reduction
 from fivefold.estimate.calibrated import merged
 from fivefold.measure import hardware
 from fivefold.measure.convert import Case
@@ -18,7 +21,10 @@ Change = Callable[[Case], Case]
 
 
 class Constant(NamedTuple):
-    """One constant: its values by GPU or runtime in words, its neutral value, how a case gets that, and its source."""
+    """One constant: its values by GPU or runtime in words, its neutral value, how a case gets that, and its source.
+
+    within: where the constant is a module's, a context in which that has the neutral value.
+    """
 
     name: str
     room: str
@@ -27,6 +33,7 @@ class Constant(NamedTuple):
     neutral: str
     source: str
     change: Change
+    within: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 # Field of a runtime's profile, its unit, the neutral value.
@@ -41,6 +48,7 @@ _PROFILE: tuple[tuple[str, str, float | bool], ...] = (
     ("op_host_s", "s", 0.0),
     ("group_launch_host_s", "s", 0.0),
     ("dispatch_host_s", "s", 0.0),
+    ("registered_buffers", "switch", False),
     ("expert_extras_apart", "switch", False),
     ("experts_padded", "switch", False),
     ("stretched_rotary_apart", "switch", False),
@@ -108,6 +116,9 @@ def constants(cases: Iterable[Case]) -> list[Constant]:
         *(_of_attention(name, value, cases) for name, value in _ATTENTION),
         *(_of_links(*line, cases) for line in _LINK),
         _of_clusters(cases),
+        _of_hosts(cases),
+        _of_ranks_apart(),
+        _of_compute_beside_collectives(),
         *_of_recipes(),
     ]
 
@@ -200,6 +211,45 @@ def _of_clusters(cases: list[Case]) -> Constant:
         "systems.toml: fitted with the latency to measured collectives",
         lambda case: replace(case, cluster=replace(case.cluster, launch_s=0.0)),
     )
+
+
+def _of_hosts(cases: list[Case]) -> Constant:
+    values = {case.cluster.gpu.name: case.cluster.host_work_ratio for case in _one_per_gpu(cases)}
+    return Constant(
+        "host_work_ratio",
+        "host",
+        "ratio",
+        _values(values),
+        "1",
+        "fit: pairs of Megatron-LM's functional tests on A100 or GB200 and on H100 that are not deterministic",
+        lambda case: replace(case, cluster=replace(case.cluster, host_work_ratio=1.0)),
+    )
+
+
+def _of_ranks_apart() -> Constant:
+    @contextmanager
+    def equal() -> Iterator[None]:
+        with mock.patch.object(apart, "SPREAD", 0.0):
+            apart.slowest.cache_clear()
+            yield
+        apart.slowest.cache_clear()
+
+    source = "fit: growth of step times with the number of GPUs, levels free (cluster/apart.py)"
+    return Constant("spread of GPUs", "cluster", "share", f"{apart.SPREAD:g}", "0", source, replace, equal)
+
+
+def _of_compute_beside_collectives() -> Constant:
+    @contextmanager
+    def undisturbed() -> Iterator[None]:
+        with ExitStack() as stack:
+            for module in (beside, reduction):
+                stack.enter_context(mock.patch.object(module, "WAITED", 0.0))
+            stack.enter_context(mock.patch.object(beside.unhidden, "__defaults__", (0.0,)))
+            yield
+
+    source = "Lee et al. 2025, abstract (cluster/beside.py)"
+    name = "compute slower beside collectives"
+    return Constant(name, "cluster", "share", f"{beside.SLOWER:g}", "0", source, replace, undisturbed)
 
 
 def _of_recipes() -> list[Constant]:
