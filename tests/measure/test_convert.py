@@ -6,22 +6,13 @@ import math
 
 import msgspec
 import pytest
+from published import RUNS, changed, experts
 
 from fivefold.cluster import load_cluster, load_curve_of
 from fivefold.layout import resolve
-from fivefold.measure import Run, Unconvertible, convert, shipped_runs
+from fivefold.measure import Run, Unconvertible, convert
 from fivefold.measure.predict import choose, kernel_of, predict
 from fivefold.model import count_params, load_model
-from fivefold.runtime import load_runtime
-
-RUNS = {run.id: run for run in shipped_runs().runs}
-
-
-_SCALINGS = ("rowwise", "tensorwise")
-
-
-def _change(run_id: str, **fields):
-    return msgspec.structs.replace(RUNS[run_id], **fields)
 
 
 @pytest.mark.parametrize(
@@ -60,17 +51,17 @@ def test_what_is_not_stated_is_named():
     nanotron = convert(RUNS["nanotron-0001"])
     assert {"recompute", "stages", "overlap"} <= set(nanotron.assumed)
     assert "tied_embeddings" in convert(RUNS["simumax-0001"]).assumed
-    assert "sequence_parallel" in convert(_change("simumax-0002", sp=None)).assumed
-    assert "precision" in convert(_change("simumax-0002", precision_kind="unknown")).assumed
+    assert "sequence_parallel" in convert(changed("simumax-0002", sp=None)).assumed
+    assert "precision" in convert(changed("simumax-0002", precision_kind="unknown")).assumed
 
 
 def test_overlap_that_megatron_lm_does_not_list_was_off():
     off = convert(RUNS["simumax-0001"]).layout.overlap
     assert (off.grad, off.param, off.tp) == (False, False, False)
     text = "overlap-grad-reduce; overlap-param-gather; --tp-comm-overlap"
-    on = convert(_change("simumax-0001", overlap=text)).layout.overlap
+    on = convert(changed("simumax-0001", overlap=text)).layout.overlap
     assert (on.grad, on.param, on.tp) == (True, True, True)
-    silent = convert(_change("simumax-0001", overlap=None))
+    silent = convert(changed("simumax-0001", overlap=None))
     assert silent.layout.overlap.grad
     assert "overlap" in silent.assumed
 
@@ -78,41 +69,19 @@ def test_overlap_that_megatron_lm_does_not_list_was_off():
 def test_asynchronous_tensor_parallelism_is_read_from_the_techniques_in_the_notes():
     stated = {"framework": "torchtitan", "tp": 4, "sp": 1, "dp": 2, "zero": 3, "overlap": None}
     for notes, on in (("2D + AsyncTP + compile", True), ("async TP", True), ("2D + compile", False), (None, False)):
-        assert convert(_change("simumax-0002", notes=notes, **stated)).layout.overlap.tp is on
-
-
-def test_compiled_rings_are_waited_for():
-    for notes, waits in (("compile", True), ("", None)):
-        case = convert(_change("simumax-0002", framework="torchtitan", zero=3, dp=4, tp=2, notes=notes))
-        assert case.changes.get("ring_waits") is waits
-
-
-def test_scales_by_row_are_read_from_the_precision():
-    stated = {"framework": "torchtitan", "zero": 3, "dp": 4, "tp": 2, "precision_kind": "fp8"}
-    by_row, whole = (convert(_change("simumax-0002", precision=f"float8 {name}", **stated)) for name in _SCALINGS)
-    assert by_row.changes["scaled_by_row"]
-    assert not by_row.changes["quantised_gathers"]
-    assert "scaled_by_row" not in whole.changes
-    nemo = convert(_change("simumax-0002", framework="NeMo", precision_kind="fp8", precision="float8 rowwise"))
-    assert "scaled_by_row" not in nemo.changes
+        assert convert(changed("simumax-0002", notes=notes, **stated)).layout.overlap.tp is on
 
 
 def test_groups_that_share_parameters_are_read_from_the_notes():
     stated = {"framework": "MaxText", "zero": 3, "dp": 8, "tp": 1, "sp": 0, "pp": 1, "gpus": 8, "gbs": 8}
     for notes, replicas in (("column '8x GPUs (FSDP=4 GBS=8)'", 2), ("FSDP=4", 1), ("(FSDP=3)", 1), (None, 1)):
-        assert convert(_change("simumax-0001", notes=notes, **stated)).layout.dp_replicate == replicas
+        assert convert(changed("simumax-0001", notes=notes, **stated)).layout.dp_replicate == replicas
 
 
 def test_scanned_blocks_are_all_recomputed_alike():
-    case = convert(_change("simumax-0001", framework="PaxML", zero=3, recompute=None, recompute_kind=None))
+    case = convert(changed("simumax-0001", framework="PaxML", zero=3, recompute=None, recompute_kind=None))
     assert not case.recomputes_in_part
     assert case.changes["checkpoint_stops_early"]
-
-
-def test_recipes_overlap_tensor_parallelism():
-    assert convert(_change("simumax-0002", framework="NeMo 24.07", overlap=None)).layout.overlap.tp
-    assert not convert(_change("simumax-0001", framework="NeMo 24.07", overlap=None)).layout.overlap.tp  # tp 1
-    assert not convert(_change("simumax-0002", overlap=None)).layout.overlap.tp  # Megatron-LM's switch is opt-in
 
 
 def test_context_parallelism_kind_is_read():
@@ -144,7 +113,7 @@ def test_nanotron_stages_follow_its_loop(run):
 
 def test_126_blocks_run_with_embedding_and_head_counted():
     layout = convert(
-        _change("simumax-0001", layers=126, pp=8, tp=1, dp=1, vpp=None, framework="NeMo 24.07", recompute_kind="none")
+        changed("simumax-0001", layers=126, pp=8, tp=1, dp=1, vpp=None, framework="NeMo 24.07", recompute_kind="none")
     ).layout
     assert layout.account_for_embedding
     assert layout.account_for_loss
@@ -164,7 +133,7 @@ def test_126_blocks_run_with_embedding_and_head_counted():
 )
 def test_what_is_not_modelled_is_refused_with_a_reason(changes, reason):
     with pytest.raises(Unconvertible, match=reason):
-        convert(_change("simumax-0001", **changes))
+        convert(changed("simumax-0001", **changes))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +155,7 @@ def test_what_is_not_modelled_is_refused_with_a_reason(changes, reason):
 )
 def test_what_is_missing_is_assumed_and_named(changes, field):
     assert field not in convert(RUNS["simumax-0001"]).assumed
-    assert field in convert(_change("simumax-0001", **changes)).assumed
+    assert field in convert(changed("simumax-0001", **changes)).assumed
 
 
 @pytest.mark.parametrize(
@@ -207,25 +176,25 @@ def test_what_is_missing_is_assumed_and_named(changes, field):
     ],
 )
 def test_published_names_of_gpus(name, system, memory_gb):
-    gpu = convert(_change("simumax-0001", gpu=name)).cluster.gpu
+    gpu = convert(changed("simumax-0001", gpu=name)).cluster.gpu
     assert gpu.name == system
     assert gpu.memory_bytes / 1e9 == pytest.approx(memory_gb, rel=0.1)
 
 
 def test_frameworks_before_flash_attention_materialise_scores():
     def attention(**changes):
-        return convert(_change("simumax-0001", attention=None, **changes)).work.attention
+        return convert(changed("simumax-0001", attention=None, **changes)).work.attention
 
     assert attention(framework="Megatron-LM", source_date="2021-04") == "unfused"
     assert attention(framework="Megatron-LM", source_date="2025-04") == "flash"
     assert attention(framework="Megatron-DeepSpeed", source_date="2024-09") == "unfused"
     assert attention(framework="NeMo 24.07") == "flash"
-    stated = convert(_change("simumax-0001", attention="unfused (fused softmax kernel)"))
+    stated = convert(changed("simumax-0001", attention="unfused (fused softmax kernel)"))
     assert (stated.work.attention, "attention" in stated.assumed) == ("unfused", False)
 
 
 def test_models_that_columns_cannot_build_come_from_the_catalogue():
-    row = _change(
+    row = changed(
         "simumax-0001", model="deepseek-v3", arch="mla-moe", layers=61, hidden=7168, heads=128, vocab=129280,
         experts=256, topk=8, moe_ffn=2048, shared_experts=1, ep=1,
     )  # fmt: skip
@@ -238,55 +207,27 @@ def test_models_that_columns_cannot_build_come_from_the_catalogue():
 
 
 def test_adapters_freeze_the_model():
-    case = convert(_change("simumax-0001", notes="LoRA Performance"))
+    case = convert(changed("simumax-0001", notes="LoRA Performance"))
     assert case.work.trained == "adapters"
     whole, frozen = predict(choose(convert(RUNS["simumax-0001"]))), predict(choose(case))
     assert 0.6 < frozen.seconds.value / whole.seconds.value < 0.72  # no weight gradients: two passes of three
     assert frozen.peak_bytes < whole.peak_bytes
 
 
-def test_zero_2_of_megatron_is_its_distributed_optimizer():
-    """Which scatters the sums of gradients and shards none between micro-batches."""
-
-    def layout(**changes):
-        case = convert(_change("simumax-0002", zero=2, **changes))
-        return case.runtime, case.layout.zero
-
-    assert layout(framework="Megatron-LM") == ("megatron", 1)
-    assert layout(framework="Megatron-LM", pp=2, tp=2, dp=2) == ("megatron", 1)
-    assert layout(framework="Megatron-FSDP") == ("megatron-fsdp", 2)
-    assert layout(framework="Megatron-DeepSpeed", pp=2, tp=2, dp=2) == ("deepspeed", 1)
-    assert layout(framework="Megatron-DeepSpeed", pp=1) == ("deepspeed-zero", 2)
-    assert layout(framework="torchtitan", pp=2, tp=2, dp=2) == ("torchtitan", 2)
-
-
-def test_llm_foundry_computes_its_loss_in_two_kernels_over_16_bit_logits():
-    case = convert(RUNS["llmfoundry-0112"])
-    assert case.changes["loss_moved_bytes"] == (4.0, 4.0)
-    plain = msgspec.structs.replace(case, changes=case.changes | {"loss_moved_bytes": (18.0, 14.0)})
-    assert predict(choose(case)).seconds.value < 0.985 * predict(choose(plain)).seconds.value
-
-
-def test_fully_sharded_recipes_of_nemo_register_their_buffers():
-    changes = {zero: convert(_change("simumax-0002", framework="NeMo 25.07", zero=zero)).changes for zero in (1, 3)}
-    assert changes[3]["registered_buffers"] and "registered_buffers" not in changes[1]
-    assert "registered_buffers" not in convert(_change("simumax-0002", framework="Megatron-FSDP", zero=3)).changes
-
-
 def test_adapters_of_a_published_run_cost_time_and_overlap_in_8_bit_only():
     row = {"framework": "NeMo 24.07", "tp": 2, "sp": 1, "dp": 4, "notes": "LoRA; container NeMo 24.07"}
-    case = convert(_change("simumax-0001", **row))
+    case = convert(changed("simumax-0001", **row))
     assert case.work.lora is not None and set(case.work.lora.targets) == {"q", "k", "v"}
     free = msgspec.structs.replace(case, work=msgspec.structs.replace(case.work, lora=None))
     assert 1.005 < predict(choose(case)).seconds.value / predict(choose(free)).seconds.value < 1.1
     assert not case.layout.overlap.tp
-    assert convert(_change("simumax-0001", **row, precision="fp8", precision_kind="fp8")).layout.overlap.tp
-    assert convert(_change("simumax-0001", **(row | {"notes": "SFT"}))).layout.overlap.tp
+    assert convert(changed("simumax-0001", **row, precision="fp8", precision_kind="fp8")).layout.overlap.tp
+    assert convert(changed("simumax-0001", **(row | {"notes": "SFT"}))).layout.overlap.tp
 
 
 def test_fine_tuning_attends_within_the_documents_that_its_recipe_packs():
     def documents(**changes: str) -> float | None:
-        return convert(_change("simumax-0001", **changes)).work.document_length
+        return convert(changed("simumax-0001", **changes)).work.document_length
 
     for notes in ("SFT; container NeMo 24.07", "LoRA Performance", "Llama3 70b Finetuning", "fine-tuned"):
         assert documents(framework="NeMo 24.07", notes=notes) == pytest.approx(200)
@@ -294,7 +235,7 @@ def test_fine_tuning_attends_within_the_documents_that_its_recipe_packs():
     assert documents(framework="NeMo 24.07", model="llama2-7b (SFT)") == pytest.approx(200)
     assert documents(framework="Megatron-LM", notes="SFT") is None  # packs what its user gives it
     whole, packed = (
-        predict(choose(convert(_change("simumax-0001", framework="NeMo 24.07", notes=notes)))).seconds.value
+        predict(choose(convert(changed("simumax-0001", framework="NeMo 24.07", notes=notes)))).seconds.value
         for notes in ("pretrain", "SFT")
     )
     assert 0.9 < packed / whole < 0.99
@@ -302,9 +243,9 @@ def test_fine_tuning_attends_within_the_documents_that_its_recipe_packs():
 
 def test_least_recomputation_that_fits_is_chosen():
     """Where activations overflow a little, a few blocks are recomputed, and not where they fit."""
-    fits = choose(convert(_change("llmfoundry-0112", recompute_kind="unknown")))
+    fits = choose(convert(changed("llmfoundry-0112", recompute_kind="unknown")))
     assert fits.layout.recompute.kind == "none"
-    over = choose(convert(_change("llmfoundry-0112", recompute_kind="unknown", mbs=48, gbs=8 * 48)))
+    over = choose(convert(changed("llmfoundry-0112", recompute_kind="unknown", mbs=48, gbs=8 * 48)))
     assert over.layout.recompute.kind == "full"
     assert 0 < (over.layout.recompute.layers or 0) < 24
     assert predict(over).reserved_bytes - predict(over).outside_bytes < 1.07 * over.cluster.gpu.memory_bytes
@@ -312,7 +253,7 @@ def test_least_recomputation_that_fits_is_chosen():
 
 def test_mixture_of_experts_are_built_from_the_row():
     case = convert(
-        _change("simumax-0002", arch="moe", experts=8, topk=2, moe_ffn=1024, shared_experts=1, ep=2, gated_mlp=1)
+        changed("simumax-0002", arch="moe", experts=8, topk=2, moe_ffn=1024, shared_experts=1, ep=2, gated_mlp=1)
     )
     feed = case.model.runs[0].block.feed
     assert case.model.is_moe
@@ -346,33 +287,19 @@ def test_attention_kernels_of_other_frameworks():
     ],
 )
 def test_stated_networks_replace_the_reference_design(text, per_gpu_gbits):
-    links = convert(_change("llmfoundry-0150", gpus=16, dp=16, interconnect=text)).cluster.links
+    links = convert(changed("llmfoundry-0150", gpus=16, dp=16, interconnect=text)).cluster.links
     assert links[-1].bandwidth_per_s == pytest.approx(per_gpu_gbits * 1e9 / 8)
     assert links[0].bandwidth_per_s == 300e9
 
 
 def test_a_missing_micro_batch_is_the_fastest_that_fits():
-    case = choose(convert(_change("nanotron-0017", mbs=None)))
+    case = choose(convert(changed("nanotron-0017", mbs=None)))
     assert case.layout.micro_batch in (1, 2, 4, 8)
     for size in (1, 2, 4):
         other = msgspec.structs.replace(case, layout=msgspec.structs.replace(case.layout, micro_batch=size))
         there = predict(other)
         fits = there.peak_bytes + there.outside_bytes <= case.cluster.gpu.memory_bytes
         assert not fits or predict(case).seconds.value <= there.seconds.value
-
-
-def test_graphs_replay_launches():
-    run = _change(
-        "simumax-0002", framework="Megatron-Bridge", overlap="cuda_graph_impl=local; cuda_graph_scope=full_iteration"
-    )
-    assert convert(run).changes["launch_host_s"] == 0
-    part = _change(
-        "simumax-0002",
-        framework="Megatron-Bridge",
-        overlap="cuda_graph_impl=transformer_engine; cuda_graph_scope=['moe_router']",
-    )
-    assert 0 < convert(part).changes["launch_host_s"] < load_runtime("megatron").launch_host_s
-    assert "launch_host_s" not in convert(_change("simumax-0002", overlap="cuda_graph_impl=none")).changes
 
 
 def test_hardware_flops_become_seconds():
@@ -392,98 +319,21 @@ def test_nanotron_gives_a_stage_the_block_beyond_its_share():
     assert plan.part.plain[:, 0].tolist() == [11, 5]
 
 
-@pytest.mark.parametrize(("date", "fused"), [("2024-09", False), ("25.09", True)])
-def test_recipes_fuse_the_loss_since_2025(date, fused):
-    changes = convert(_change("simumax-0002", framework="NeMo", source_date=date)).changes
-    assert ("loss_moved_bytes" in changes) is fused
-    assert "loss_moved_bytes" not in convert(_change("simumax-0002", source_date=date)).changes  # Megatron-LM's own
-
-
-@pytest.mark.parametrize(("framework", "overlap", "each"), [
-    ("Megatron-LM", "overlap-grad-reduce; cross-entropy-loss-fusion", 10),
-    ("Megatron-LM", "overlap-grad-reduce", None),
-    ("NeMo", "cross-entropy-loss-fusion", 2),  # its recipes say Transformer Engine's
-])  # fmt: skip
-def test_megatron_cores_own_fused_loss_writes_a_tensor_more(framework, overlap, each):
-    run = _change("simumax-0002", framework=framework, overlap=overlap, source_date="2026-08-22")
-    assert convert(run).changes.get("loss_bytes_per_logit") == each
-
-
-@pytest.mark.parametrize(("changes", "dropped"), [
-    ({"framework": "Megatron-LM CI (TE)", "gated_mlp": 0}, True),
-    ({"framework": "Megatron-LM CI (TE)", "gated_mlp": 1}, False),
-    ({"framework": "Megatron-LM", "gated_mlp": 0, "source_date": "2021-04"}, True),
-    ({"framework": "Megatron-LM", "gated_mlp": 0, "source_date": "2024-04"}, False),
-    ({"framework": "Megatron-DeepSpeed", "gated_mlp": 0, "source_date": "2024-04"}, True),
-])  # fmt: skip
-def test_gpts_of_old_and_of_megatrons_defaults_are_dropped_out(changes, dropped):
-    assert convert(_change("simumax-0002", **changes)).work.dropout is dropped
-
-
 def test_functional_tests_list_whether_embeddings_are_tied_and_their_modules_of_mtp():
     listed = "overlap-grad-reduce; untie-embeddings-and-output-weights"
     for overlap, notes, tied, modules in (("overlap-grad-reduce", "mtp=", True, 0), (listed, "moe; mtp=1;", False, 1)):
         given = {"vocab": None, "tied_embeddings": None, "gated_mlp": 1, "overlap": overlap, "notes": notes}
-        model = convert(_change("simumax-0002", framework="Megatron-LM CI (TE)", **given)).model
+        model = convert(changed("simumax-0002", framework="Megatron-LM CI (TE)", **given)).model
         assert (model.tied_embeddings, model.mtp, model.vocab) == (tied, modules, 50_257)
     published = RUNS["simumax-0002"].vocab
-    assert convert(_change("simumax-0002", vocab=None)).model.vocab == published == 128_256  # by the model's name
-    assert convert(_change("simumax-0002", model="ours", vocab=None)).model.vocab == 32_000
-
-
-def test_colossal_ai_reduces_gradients_in_the_parameters_dtype():
-    case = convert(_change("simumax-0002", framework="Colossal-AI"))
-    assert (case.work.grad_dtype, "grad_dtype" in case.assumed, "runtime" in case.assumed) == ("bf16", True, True)
-
-
-def test_flexible_dispatchers_send_a_token_once():
-    sent = convert(_change("simumax-0002", overlap="moe_flex_dispatcher_backend=deepep")).changes
-    assert sent["tokens_sent_once"]
-    assert "tokens_sent_once" not in convert(_change("simumax-0002", overlap=None)).changes
-
-
-def _experts(**fields):
-    return _change("simumax-0002", framework="Megatron-Bridge", arch="moe", experts=8, topk=2, moe_ffn=1024, **fields)
-
-
-def test_dropped_tokens_are_not_counted_by_the_host():
-    """Nor padded; the recipes of Blackwell replay whole blocks with them."""
-    blackwell = convert(_experts(source_date="25.09", notes="model note=(tokendrop)", overlap=None)).changes
-    hopper = convert(_experts(source_date="25.09", notes="(tokendrop)", overlap=None, gpu="H100")).changes
-    for changes in (blackwell, hopper):
-        assert (changes["dispatch_host_s"], changes["experts_padded"]) == (0, False)
-    assert blackwell["launch_host_s"] == 0
-    assert "launch_host_s" not in hopper
-    assert "dispatch_host_s" not in convert(_experts(source_date="25.09", overlap=None)).changes
-
-
-@pytest.mark.parametrize(
-    ("date", "gpu", "kind", "whole"),
-    [
-        ("26.08", "GB200", "mxfp8", True),
-        ("26.04", "GB200", "mxfp8", False),
-        ("26.08", "B200", "mxfp8", False),
-        ("26.08", "GB300", "bf16", False),
-    ],
-)
-def test_recipes_of_racks_replay_whole_steps(date, gpu, kind, whole):
-    case = convert(_experts(source_date=date, gpu=gpu, precision_kind=kind, overlap=None))
-    assert case.layout.overlap.ep is whole
-    assert ("fused_experts" in case.changes) is whole
-    assert ("tokens_sent_once" in case.changes) is whole
-    stated = convert(_experts(source_date=date, gpu=gpu, precision_kind=kind, overlap="cuda_graph_impl=none"))
-    assert "fused_experts" not in stated.changes
-
-
-def test_recipes_fuse_the_permutation():
-    assert convert(_experts(source_date="25.11")).changes["fused_permutation"]
-    assert "fused_permutation" not in convert(_experts(source_date="24.07")).changes
+    assert convert(changed("simumax-0002", vocab=None)).model.vocab == published == 128_256  # by the model's name
+    assert convert(changed("simumax-0002", model="ours", vocab=None)).model.vocab == 32_000
 
 
 def test_norms_of_queries_and_keys_are_the_catalogues():
     qwen = load_model("qwen3-30b-a3b")
     block = qwen.runs[0].block
-    run = _experts(model="qwen", layers=qwen.layers, hidden=qwen.hidden, vocab=qwen.vocab, heads=block.mixer.heads)
+    run = experts(model="qwen", layers=qwen.layers, hidden=qwen.hidden, vocab=qwen.vocab, heads=block.mixer.heads)
     run = msgspec.structs.replace(run, experts=block.feed.num_experts, topk=block.feed.top_k)
     case = convert(run)
     assert case.model.runs[0].block.mixer.qk_norm
@@ -492,104 +342,12 @@ def test_norms_of_queries_and_keys_are_the_catalogues():
 
 
 @pytest.mark.parametrize(
-    ("date", "notes", "unfused"),
-    [("2024-12", None, True), ("2024-12", "torch.compile", False), ("2026-02", None, None)],
-)
-def test_norms_of_eager_torchtitan_are_unfused_before_pytorch_had_a_kernel(date, notes, unfused):
-    run = _change("llmfoundry-0096", framework="torchtitan", source_date=date, notes=notes, overlap=None)
-    assert convert(run).changes.get("unfused_norms") is unfused
-    assert "unfused_norms" not in convert(RUNS["llmfoundry-0096"]).changes  # it stands in for Composer
-
-
-def test_megatron_lms_eight_bit_example_keeps_eight_bit_weights():
-    plain, eight = (convert(_change("simumax-0002", precision_kind=kind)) for kind in ("bf16", "fp8"))
-    assert (plain.work.grad_dtype, eight.work.grad_dtype) == ("fp32", "bf16")
-    assert eight.changes["quantised_weight_bytes"] == 2
-    assert "quantised_weight_bytes" not in plain.changes
-
-
-@pytest.mark.parametrize(("date", "bytes_per_logit"), [("2024-12", 12), ("2025-06", 4)])
-def test_compiled_torchtitan_compiles_its_loss_since_2025(date, bytes_per_logit):
-    run = _change("llmfoundry-0096", framework="torchtitan", source_date=date, notes="torch.compile", overlap=None)
-    assert convert(run).changes["loss_bytes_per_logit"] == bytes_per_logit
-
-
-@pytest.mark.parametrize(("date", "fused"), [("2021-04", False), ("2022-05", True)])
-def test_megatron_lm_fuses_accumulation_since_its_third_release(date, fused):
-    case = convert(_change("simumax-0002", source_date=date))
-    assert case.runtime == "deepspeed"  # stands in for what was before Transformer Engine
-    assert (case.changes.get("wgrad_bytes") == 8) is fused
-
-
-@pytest.mark.parametrize(("date", "overlapped"), [("2021-04", False), ("2023-06", False), ("2024-07", True)])
-def test_older_megatron_lm_reduces_gradients_after_backward(date, overlapped):
-    assert convert(_change("simumax-0002", overlap=None, source_date=date)).layout.overlap.grad is overlapped
-
-
-@pytest.mark.parametrize(
-    ("date", "kind", "grad_dtype"),
-    [
-        ("2021-04", "fp16", "bf16"),
-        ("2021-04", "bf16", "fp32"),
-        ("2022-05", "fp16", "fp32"),
-        ("2024-07", "fp16", "fp32"),
-    ],
-)
-def test_older_megatron_lm_keeps_the_gradients_of_fp16_in_16_bit(date, kind, grad_dtype):
-    case = convert(_change("simumax-0002", source_date=date, precision_kind=kind))
-    assert case.work.grad_dtype == grad_dtype
-
-
-def test_megatron_lm_has_no_bf16_optimizer_of_deepspeeds():
-    case = convert(_change("simumax-0002", source_date="2021-04", precision_kind="bf16"))
-    assert case.runtime == "deepspeed"
-    assert (case.changes["bf16_wgrad_bytes"], case.changes["bf16_all_reduces"]) == (0, False)
-    assert "bf16_wgrad_bytes" not in convert(_change("simumax-0002", framework="Megatron-DeepSpeed")).changes
-
-
-@pytest.mark.parametrize(("pp", "reduces_beside"), [(1, True), (2, False)])
-def test_gpt_neox_is_deepspeed_with_megatrons_layers(pp, reduces_beside):
-    """As its configs/20B.yml: ZeRO-1, overlap_comm, fp16; the pipeline engine reduces after the last backward."""
-    case = convert(
-        _change(
-            "simumax-0002",
-            framework="GPT-NeoX",
-            pp=pp,
-            tp=2,
-            dp=8 // (2 * pp),
-            precision_kind="fp16",
-            overlap=None,
-            sp=None,
-        )
-    )
-    overlap = case.layout.overlap
-    assert (overlap.grad, overlap.param) == (reduces_beside, False)
-    assert (case.layout.zero, case.layout.sequence_parallel, case.work.grad_dtype) == (1, False, "bf16")
-
-
-@pytest.mark.parametrize(
-    ("date", "separate", "beside"), [("2021-04", True, None), ("2022-05", True, 1.0), ("2024-07", None, None)]
-)
-def test_megatron_lm_before_transformer_engine_is_priced_with_its_own_update_and_overlap(date, separate, beside):
-    changes = convert(_change("simumax-0002", source_date=date)).changes
-    assert (changes.get("separate_update"), changes.get("tp_beside_wgrad_hidden")) == (separate, beside)
-
-
-def test_recipes_interleave_where_a_row_does_not_say():
-    """Twelve blocks on each of two ranks: twelve chunks of one."""
-    run = _change("simumax-0001", framework="NeMo", tp=1, pp=2, dp=4, gpus=8, mbs=1, gbs=16, vpp=None, layers=24)
-    assert convert(run).layout.vpp == 12
-    assert convert(msgspec.structs.replace(run, vpp=1)).layout.vpp == 1
-    assert convert(msgspec.structs.replace(run, framework="Megatron-LM")).layout.vpp == 1
-
-
-@pytest.mark.parametrize(
     ("framework", "gbs", "notes", "vpp"),
     [("Meta", 16, None, 8), ("Meta", 256, None, 1), ("Meta", 16, "1F1B", 1), ("Megatron-DeepSpeed", 16, None, 1)],
 )
 def test_a_large_bubble_is_taken_to_be_interleaved(framework, gbs, notes, vpp):
     """126 blocks, embedding and head on 16 ranks are eight places each; a bubble of 15 / 16 makes them eight chunks."""
-    run = _change("simumax-0001", framework=framework, tp=1, pp=16, dp=1, gpus=16, mbs=1, gbs=gbs, vpp=None, layers=126)
+    run = changed("simumax-0001", framework=framework, tp=1, pp=16, dp=1, gpus=16, mbs=1, gbs=gbs, vpp=None, layers=126)
     assert convert(msgspec.structs.replace(run, notes=notes, overlap=None)).layout.vpp == vpp
 
 
@@ -597,14 +355,14 @@ def test_a_large_bubble_is_taken_to_be_interleaved(framework, gbs, notes, vpp):
 def test_recomputation_in_part_is_the_frameworks(framework, in_part):
     """Two of twelve blocks would do for this one, where the framework can recompute some and not others."""
     unknown = {"recompute": None, "recompute_kind": "unknown", "attention": "flash", "mbs": 12, "gbs": 96}
-    recompute = choose(convert(_change("simumax-0001", framework=framework, **unknown))).layout.recompute
+    recompute = choose(convert(changed("simumax-0001", framework=framework, **unknown))).layout.recompute
     assert recompute.kind == "full"
     assert (recompute.layers is not None) is in_part
 
 
 def test_a_micro_batch_is_chosen_of_those_that_interleave():
     """32 sequences a replica on 16 ranks with eight chunks: micro-batches of one or two leave whole groups of 16."""
-    run = _change("simumax-0001", framework="Meta", tp=1, pp=16, dp=1, gpus=16, mbs=None, gbs=32, vpp=None, layers=126)
+    run = changed("simumax-0001", framework="Meta", tp=1, pp=16, dp=1, gpus=16, mbs=None, gbs=32, vpp=None, layers=126)
     chosen = choose(convert(msgspec.structs.replace(run, notes=None, overlap=None, gpus_per_node=8)))
     assert chosen.layout.vpp == 8
     assert chosen.layout.micro_batch in (1, 2)

@@ -1,0 +1,242 @@
+"""What a framework and its release run, where a row does not say: measure/frameworks.py and measure/recipes.py."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from published import RUNS, changed, experts
+
+from fivefold.measure import convert
+from fivefold.measure.predict import choose, predict
+from fivefold.runtime import load_runtime
+
+_SCALINGS = ("rowwise", "tensorwise")
+
+
+def test_compiled_rings_are_waited_for():
+    for notes, waits in (("compile", True), ("", None)):
+        case = convert(changed("simumax-0002", framework="torchtitan", zero=3, dp=4, tp=2, notes=notes))
+        assert case.changes.get("ring_waits") is waits
+
+
+def test_scales_by_row_are_read_from_the_precision():
+    stated = {"framework": "torchtitan", "zero": 3, "dp": 4, "tp": 2, "precision_kind": "fp8"}
+    by_row, whole = (convert(changed("simumax-0002", precision=f"float8 {name}", **stated)) for name in _SCALINGS)
+    assert by_row.changes["scaled_by_row"]
+    assert not by_row.changes["quantised_gathers"]
+    assert "scaled_by_row" not in whole.changes
+    nemo = convert(changed("simumax-0002", framework="NeMo", precision_kind="fp8", precision="float8 rowwise"))
+    assert "scaled_by_row" not in nemo.changes
+
+
+def test_recipes_overlap_tensor_parallelism():
+    assert convert(changed("simumax-0002", framework="NeMo 24.07", overlap=None)).layout.overlap.tp
+    assert not convert(changed("simumax-0001", framework="NeMo 24.07", overlap=None)).layout.overlap.tp  # tp 1
+    assert not convert(changed("simumax-0002", overlap=None)).layout.overlap.tp  # Megatron-LM's switch is opt-in
+
+
+def test_zero_2_of_megatron_is_its_distributed_optimizer():
+    """Which scatters the sums of gradients and shards none between micro-batches."""
+
+    def layout(**changes):
+        case = convert(changed("simumax-0002", zero=2, **changes))
+        return case.runtime, case.layout.zero
+
+    assert layout(framework="Megatron-LM") == ("megatron", 1)
+    assert layout(framework="Megatron-LM", pp=2, tp=2, dp=2) == ("megatron", 1)
+    assert layout(framework="Megatron-FSDP") == ("megatron-fsdp", 2)
+    assert layout(framework="Megatron-DeepSpeed", pp=2, tp=2, dp=2) == ("deepspeed", 1)
+    assert layout(framework="Megatron-DeepSpeed", pp=1) == ("deepspeed-zero", 2)
+    assert layout(framework="torchtitan", pp=2, tp=2, dp=2) == ("torchtitan", 2)
+
+
+def test_llm_foundry_computes_its_loss_in_two_kernels_over_16_bit_logits():
+    case = convert(RUNS["llmfoundry-0112"])
+    assert case.changes["loss_moved_bytes"] == (4.0, 4.0)
+    plain = msgspec.structs.replace(case, changes=case.changes | {"loss_moved_bytes": (18.0, 14.0)})
+    assert predict(choose(case)).seconds.value < 0.985 * predict(choose(plain)).seconds.value
+
+
+def test_fully_sharded_recipes_of_nemo_register_their_buffers():
+    changes = {zero: convert(changed("simumax-0002", framework="NeMo 25.07", zero=zero)).changes for zero in (1, 3)}
+    assert changes[3]["registered_buffers"] and "registered_buffers" not in changes[1]
+    assert "registered_buffers" not in convert(changed("simumax-0002", framework="Megatron-FSDP", zero=3)).changes
+
+
+def test_graphs_replay_launches():
+    run = changed(
+        "simumax-0002", framework="Megatron-Bridge", overlap="cuda_graph_impl=local; cuda_graph_scope=full_iteration"
+    )
+    assert convert(run).changes["launch_host_s"] == 0
+    part = changed(
+        "simumax-0002",
+        framework="Megatron-Bridge",
+        overlap="cuda_graph_impl=transformer_engine; cuda_graph_scope=['moe_router']",
+    )
+    assert 0 < convert(part).changes["launch_host_s"] < load_runtime("megatron").launch_host_s
+    assert "launch_host_s" not in convert(changed("simumax-0002", overlap="cuda_graph_impl=none")).changes
+
+
+@pytest.mark.parametrize(("date", "fused"), [("2024-09", False), ("25.09", True)])
+def test_recipes_fuse_the_loss_since_2025(date, fused):
+    changes = convert(changed("simumax-0002", framework="NeMo", source_date=date)).changes
+    assert ("loss_moved_bytes" in changes) is fused
+    assert "loss_moved_bytes" not in convert(changed("simumax-0002", source_date=date)).changes  # Megatron-LM's own
+
+
+@pytest.mark.parametrize(("framework", "overlap", "each"), [
+    ("Megatron-LM", "overlap-grad-reduce; cross-entropy-loss-fusion", 10),
+    ("Megatron-LM", "overlap-grad-reduce", None),
+    ("NeMo", "cross-entropy-loss-fusion", 2),  # its recipes say Transformer Engine's
+])  # fmt: skip
+def test_megatron_cores_own_fused_loss_writes_a_tensor_more(framework, overlap, each):
+    run = changed("simumax-0002", framework=framework, overlap=overlap, source_date="2026-08-22")
+    assert convert(run).changes.get("loss_bytes_per_logit") == each
+
+
+@pytest.mark.parametrize(("changes", "dropped"), [
+    ({"framework": "Megatron-LM CI (TE)", "gated_mlp": 0}, True),
+    ({"framework": "Megatron-LM CI (TE)", "gated_mlp": 1}, False),
+    ({"framework": "Megatron-LM", "gated_mlp": 0, "source_date": "2021-04"}, True),
+    ({"framework": "Megatron-LM", "gated_mlp": 0, "source_date": "2024-04"}, False),
+    ({"framework": "Megatron-DeepSpeed", "gated_mlp": 0, "source_date": "2024-04"}, True),
+])  # fmt: skip
+def test_gpts_of_old_and_of_megatrons_defaults_are_dropped_out(changes, dropped):
+    assert convert(changed("simumax-0002", **changes)).work.dropout is dropped
+
+
+def test_colossal_ai_reduces_gradients_in_the_parameters_dtype():
+    case = convert(changed("simumax-0002", framework="Colossal-AI"))
+    assert (case.work.grad_dtype, "grad_dtype" in case.assumed, "runtime" in case.assumed) == ("bf16", True, True)
+
+
+def test_flexible_dispatchers_send_a_token_once():
+    sent = convert(changed("simumax-0002", overlap="moe_flex_dispatcher_backend=deepep")).changes
+    assert sent["tokens_sent_once"]
+    assert "tokens_sent_once" not in convert(changed("simumax-0002", overlap=None)).changes
+
+
+def test_dropped_tokens_are_not_counted_by_the_host():
+    """Nor padded; the recipes of Blackwell replay whole blocks with them."""
+    blackwell = convert(experts(source_date="25.09", notes="model note=(tokendrop)", overlap=None)).changes
+    hopper = convert(experts(source_date="25.09", notes="(tokendrop)", overlap=None, gpu="H100")).changes
+    for changes in (blackwell, hopper):
+        assert (changes["dispatch_host_s"], changes["experts_padded"]) == (0, False)
+    assert blackwell["launch_host_s"] == 0
+    assert "launch_host_s" not in hopper
+    assert "dispatch_host_s" not in convert(experts(source_date="25.09", overlap=None)).changes
+
+
+@pytest.mark.parametrize(
+    ("date", "gpu", "kind", "whole"),
+    [
+        ("26.08", "GB200", "mxfp8", True),
+        ("26.04", "GB200", "mxfp8", False),
+        ("26.08", "B200", "mxfp8", False),
+        ("26.08", "GB300", "bf16", False),
+    ],
+)
+def test_recipes_of_racks_replay_whole_steps(date, gpu, kind, whole):
+    case = convert(experts(source_date=date, gpu=gpu, precision_kind=kind, overlap=None))
+    assert case.layout.overlap.ep is whole
+    assert ("fused_experts" in case.changes) is whole
+    assert ("tokens_sent_once" in case.changes) is whole
+    stated = convert(experts(source_date=date, gpu=gpu, precision_kind=kind, overlap="cuda_graph_impl=none"))
+    assert "fused_experts" not in stated.changes
+
+
+def test_recipes_fuse_the_permutation():
+    assert convert(experts(source_date="25.11")).changes["fused_permutation"]
+    assert "fused_permutation" not in convert(experts(source_date="24.07")).changes
+
+
+@pytest.mark.parametrize(
+    ("date", "notes", "unfused"),
+    [("2024-12", None, True), ("2024-12", "torch.compile", False), ("2026-02", None, None)],
+)
+def test_norms_of_eager_torchtitan_are_unfused_before_pytorch_had_a_kernel(date, notes, unfused):
+    run = changed("llmfoundry-0096", framework="torchtitan", source_date=date, notes=notes, overlap=None)
+    assert convert(run).changes.get("unfused_norms") is unfused
+    assert "unfused_norms" not in convert(RUNS["llmfoundry-0096"]).changes  # it stands in for Composer
+
+
+def test_megatron_lms_eight_bit_example_keeps_eight_bit_weights():
+    plain, eight = (convert(changed("simumax-0002", precision_kind=kind)) for kind in ("bf16", "fp8"))
+    assert (plain.work.grad_dtype, eight.work.grad_dtype) == ("fp32", "bf16")
+    assert eight.changes["quantised_weight_bytes"] == 2
+    assert "quantised_weight_bytes" not in plain.changes
+
+
+@pytest.mark.parametrize(("date", "bytes_per_logit"), [("2024-12", 12), ("2025-06", 4)])
+def test_compiled_torchtitan_compiles_its_loss_since_2025(date, bytes_per_logit):
+    run = changed("llmfoundry-0096", framework="torchtitan", source_date=date, notes="torch.compile", overlap=None)
+    assert convert(run).changes["loss_bytes_per_logit"] == bytes_per_logit
+
+
+@pytest.mark.parametrize(("date", "fused"), [("2021-04", False), ("2022-05", True)])
+def test_megatron_lm_fuses_accumulation_since_its_third_release(date, fused):
+    case = convert(changed("simumax-0002", source_date=date))
+    assert case.runtime == "deepspeed"  # stands in for what was before Transformer Engine
+    assert (case.changes.get("wgrad_bytes") == 8) is fused
+
+
+@pytest.mark.parametrize(("date", "overlapped"), [("2021-04", False), ("2023-06", False), ("2024-07", True)])
+def test_older_megatron_lm_reduces_gradients_after_backward(date, overlapped):
+    assert convert(changed("simumax-0002", overlap=None, source_date=date)).layout.overlap.grad is overlapped
+
+
+@pytest.mark.parametrize(
+    ("date", "kind", "grad_dtype"),
+    [
+        ("2021-04", "fp16", "bf16"),
+        ("2021-04", "bf16", "fp32"),
+        ("2022-05", "fp16", "fp32"),
+        ("2024-07", "fp16", "fp32"),
+    ],
+)
+def test_older_megatron_lm_keeps_the_gradients_of_fp16_in_16_bit(date, kind, grad_dtype):
+    case = convert(changed("simumax-0002", source_date=date, precision_kind=kind))
+    assert case.work.grad_dtype == grad_dtype
+
+
+def test_megatron_lm_has_no_bf16_optimizer_of_deepspeeds():
+    case = convert(changed("simumax-0002", source_date="2021-04", precision_kind="bf16"))
+    assert case.runtime == "deepspeed"
+    assert (case.changes["bf16_wgrad_bytes"], case.changes["bf16_all_reduces"]) == (0, False)
+    assert "bf16_wgrad_bytes" not in convert(changed("simumax-0002", framework="Megatron-DeepSpeed")).changes
+
+
+@pytest.mark.parametrize(("pp", "reduces_beside"), [(1, True), (2, False)])
+def test_gpt_neox_is_deepspeed_with_megatrons_layers(pp, reduces_beside):
+    """As its configs/20B.yml: ZeRO-1, overlap_comm, fp16; the pipeline engine reduces after the last backward."""
+    case = convert(
+        changed(
+            "simumax-0002",
+            framework="GPT-NeoX",
+            pp=pp,
+            tp=2,
+            dp=8 // (2 * pp),
+            precision_kind="fp16",
+            overlap=None,
+            sp=None,
+        )
+    )
+    overlap = case.layout.overlap
+    assert (overlap.grad, overlap.param) == (reduces_beside, False)
+    assert (case.layout.zero, case.layout.sequence_parallel, case.work.grad_dtype) == (1, False, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("date", "separate", "beside"), [("2021-04", True, None), ("2022-05", True, 1.0), ("2024-07", None, None)]
+)
+def test_megatron_lm_before_transformer_engine_is_priced_with_its_own_update_and_overlap(date, separate, beside):
+    changes = convert(changed("simumax-0002", source_date=date)).changes
+    assert (changes.get("separate_update"), changes.get("tp_beside_wgrad_hidden")) == (separate, beside)
+
+
+def test_recipes_interleave_where_a_row_does_not_say():
+    """Twelve blocks on each of two ranks: twelve chunks of one."""
+    run = changed("simumax-0001", framework="NeMo", tp=1, pp=2, dp=4, gpus=8, mbs=1, gbs=16, vpp=None, layers=24)
+    assert convert(run).layout.vpp == 12
+    assert convert(msgspec.structs.replace(run, vpp=1)).layout.vpp == 1
+    assert convert(msgspec.structs.replace(run, framework="Megatron-LM")).layout.vpp == 1
