@@ -10,7 +10,7 @@ from fivefold.cluster.compute import attention_seconds, batched_gemm_seconds, st
 from fivefold.cluster.curve import Curve, Precision
 from fivefold.cluster.groups import Placement
 from fivefold.cluster.spec import Gpu
-from fivefold.estimate.ledger import Attend, Ledger
+from fivefold.estimate.ledger import Attend, Exchange, Ledger
 from fivefold.layout.workload import Workload
 from fivefold.runtime import Profile
 
@@ -66,6 +66,12 @@ def unfused_seconds(
     return score + value + ahead, score + 3 * value + back
 
 
+def _transfers(row: Exchange, placements: Mapping[str, Placement]) -> np.ndarray:
+    """How often a collective is launched in a pass, [K]: a ring's in each of its steps."""
+    moved = row.bytes * (placements[row.axis].n > 1) * row.ring_steps
+    return np.where(np.asarray(moved) > 0, row.ring_steps if row.op == "send" else 1, 0)
+
+
 def launch_seconds(
     ledger: Ledger, runtime: Profile, placements: Mapping[str, Placement], work: Workload, side: str
 ) -> np.ndarray:
@@ -84,16 +90,12 @@ def launch_seconds(
     launched = [*(row for row in ledger.streams if not row.by_group), *ledger.scans]
     by_group = [np.asarray(row.groups) * getattr(row, f"{side}_kernels") for row in ledger.streams if row.by_group]
     moved = [getattr(row, f"{side}_bytes") for row in launched]
-    moved += [row.bytes * (placements[row.axis].n > 1) * row.ring_steps for row in ledger.exchanges if row.when == side]
     op = runtime.op_host_s / runtime.launch_host_s if runtime.launch_host_s else 0.0
     own = [getattr(row, "host_ops", None) if op else None for row in launched]
     kernels = [ops[at] * op if ops else getattr(row, f"{side}_kernels") for ops, row in zip(own, launched, strict=True)]
-    kernels += [1] * (len(moved) - len(kernels))
     products = sum(not row.adapter for row in ledger.gemms)  # an adapter's are small, and were not measured
     launches = passes * (products + attends) + np.array(kernels) @ (ledger.stack(moved) > 0)
-    sent = [row for row in ledger.exchanges if row.when == side and row.op == "send"]
-    further_sends = [(np.maximum(row.ring_steps, 1) - 1) * (np.asarray(row.bytes) > 0) for row in sent]
-    launches = launches + ledger.total(further_sends)
+    launches = launches + ledger.total([_transfers(row, placements) for row in ledger.exchanges if row.when == side])
     if unfused:
         launches = launches + sum(
             _between_products(row, at, False)[1] - _FUSED_SOFTMAX[at][1] for row in ledger.attends

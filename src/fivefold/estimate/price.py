@@ -82,7 +82,7 @@ class Pricer:
         self.curve = replace(curve, in_step=curve.in_step * slowest(cluster.gpus))
         self.runtime = runtime
         self.attention_kernel = next((name for name in runtime.attention_kernels if name in self.curve.attention), None)
-        self.sixteen_bit: Precision = "fp16" if work.precision == "fp16" else "bf16"
+        self.sixteen_bit: Precision = work.sixteen_bit
         self.products = ProductPricer(self.curve, self.gpu, runtime, work)
         self.work = work
         self.graphs = work.cuda_graphs

@@ -52,7 +52,7 @@ def backward_passes(products: Iterable[Products]) -> dict[tuple[str, str], np.nd
 
 
 def _moved_by_gradient(runtime: Profile, work: Workload) -> float:
-    in_bf16 = 0 if work.precision == "fp16" else runtime.bf16_wgrad_bytes
+    in_bf16 = runtime.bf16_wgrad_bytes if work.sixteen_bit == "bf16" else 0
     return in_bf16 or runtime.wgrad_bytes
 
 
@@ -68,7 +68,7 @@ class ProductPricer:
     def __init__(self, curve: Curve, gpu: Gpu, runtime: Profile, work: Workload) -> None:
         self._curve, self._gpu = curve, gpu
         self._precision: Precision = work.precision
-        self._sixteen_bit: Precision = "fp16" if work.precision == "fp16" else "bf16"
+        self._sixteen_bit: Precision = work.sixteen_bit
         self._casts = Casts(curve, gpu, self._precision, runtime.scaled_by_row)
         self._frozen = work.trained == "adapters"
         moved = _moved_by_gradient(runtime, work)

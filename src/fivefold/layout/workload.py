@@ -93,6 +93,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     base_precision: Literal["compute", "nf4"] = "compute"
 
     @property
+    def sixteen_bit(self) -> Literal["fp16", "bf16"]:
+        """Precision of what is not computed in a narrower or wider one."""
+        return "fp16" if self.precision == "fp16" else "bf16"
+
+    @property
     def tokens_per_batch(self) -> int:
         return self.seq_len * self.global_batch
 

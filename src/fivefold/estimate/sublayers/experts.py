@@ -114,22 +114,20 @@ class ExpertWriter(FeedWriter):
     def _permutation(self, ledger: Ledger, sent: np.ndarray, received: np.ndarray, feed: Experts) -> None:
         """Tokens in the order of ranks before they are sent and, where a rank has several experts, of experts after;
         sent once, only the latter."""
-        unit, once = self.element_bytes * self.hidden, self.runtime.tokens_sent_once
-        kernels = 1 if once or self.runtime.fused_permutation else 2
-        several = np.where(feed.num_experts > self.shard.ep, 1.0, 0.0)
-        by_rank = unit * self._copies(feed.top_k) * sent if once else 2 * unit * sent
-        by_expert = unit * received if once else 2 * unit * received * several
+        unit = self.element_bytes * self.hidden
+        if self.runtime.tokens_sent_once:
+            both = unit * (received + self._copies(feed.top_k) * sent)
+            ledger.streams += [Stream(name, "moe", both, both) for name in ("permute", "unpermute")]
+            return
+        kernels = 1 if self.runtime.fused_permutation else 2
+        by_rank, by_expert = 2 * unit * sent, 2 * unit * received * (feed.num_experts > self.shard.ep)
+        padded = 2 * unit * received
         for name in ("permute", "unpermute"):
-            if once:
-                both = by_rank + by_expert
-                ledger.streams.append(Stream(name, "moe", both, both, kernels, kernels))
-                continue
             ledger.streams += [
                 Stream(name, "moe", by_rank, by_rank, kernels, kernels),
                 Stream(f"{name} by expert", "moe", by_expert, by_expert, kernels, kernels),
             ]
             if self.runtime.experts_padded and self.work.precision in QUANTISED:
-                padded = 2 * unit * received
                 ledger.streams.append(Stream(f"pad, {name}", "moe", padded, padded))
 
     def _expert_biases(self, ledger: Ledger, feed: Experts) -> None:

@@ -53,6 +53,11 @@ def kv_shares(c: Columns, x: Context) -> list[Ints]:
     return [np.maximum(kv // c.tp, 1) for kv in x.kv_heads]
 
 
+def accounted(c: Columns) -> Bools:
+    """Rows in which the embedding or the head takes a block's place."""
+    return c.account_for_embedding | c.account_for_loss
+
+
 def uneven(c: Columns) -> Bools:
     """Rows that ask for a number of blocks on the first or the last rank."""
     return (c.first_stage_layers != 0) | (c.last_stage_layers != 0)

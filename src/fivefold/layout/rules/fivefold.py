@@ -10,7 +10,7 @@ import numpy as np
 from fivefold.layout.columns import Bools, Columns, Ints
 from fivefold.layout.features import PHRASES
 from fivefold.layout.mixers import softmax_attention
-from fivefold.layout.rules.common import uneven
+from fivefold.layout.rules.common import accounted, uneven
 from fivefold.layout.rules.context import Context
 from fivefold.layout.rules.rule import Holds, Rule
 from fivefold.model.spec import Attention
@@ -172,7 +172,7 @@ FIVEFOLD: tuple[Rule, ...] = (
         field="account_for_embedding",
         others=("account_for_loss",),
         runtimes=_ONLY,
-        holds=lambda c, x: ~(c.account_for_embedding | c.account_for_loss) | (~uneven(c) & (c.pp > 1)),
+        holds=lambda c, x: ~accounted(c) | (~uneven(c) & (c.pp > 1)),
         message="Counting the embedding or the head as a block goes with an equal split over a pipeline: --pp above 1 "
         "and no block count for the first or last stage.",
         source="fivefold.layout.stages",

@@ -19,6 +19,7 @@ from fivefold.layout.rules.common import (
     FULL,
     MODULE_BIT,
     SELECTIVE,
+    accounted,
     counted_layers,
     kv_divides,
     kv_shares,
@@ -116,7 +117,7 @@ MEGATRON: tuple[Rule, ...] = (
         field="account_for_embedding",
         others=("account_for_loss",),
         runtimes=_ONLY,
-        holds=lambda c, x: ~(c.account_for_embedding | c.account_for_loss) | (~uneven(c) & (c.pp > 1)),
+        holds=lambda c, x: ~accounted(c) | (~uneven(c) & (c.pp > 1)),
         message="Counting the embedding or the head as a block goes with an equal split over a pipeline: "
         "--pp above 1 and "
         "no block count for the first or last stage.",

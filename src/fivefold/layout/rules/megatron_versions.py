@@ -6,7 +6,7 @@ Releases are those of Megatron-LM's CHANGELOG.md, read at 0a296d15ed, unless the
 from __future__ import annotations
 
 from fivefold.layout.columns import CORE_ATTENTION_MASK, Columns
-from fivefold.layout.rules.common import A2A, uneven
+from fivefold.layout.rules.common import A2A, accounted, uneven
 from fivefold.layout.rules.context import Context, Version
 from fivefold.layout.rules.rule import Holds, Rule
 
@@ -53,7 +53,7 @@ MEGATRON_VERSIONS: tuple[Rule, ...] = (
     _lacks("uneven-chunks", "--vpp", "vpp", (0, 11), lambda c, x: ~uneven(c) | (c.vpp == 1),
            "Uneven stages with interleaving came with core 0.11."),
     _lacks("account", "--account-for-embedding", "account_for_embedding", (0, 11),
-           lambda c, x: ~(c.account_for_embedding | c.account_for_loss),
+           lambda c, x: ~accounted(c),
            "Counting embedding and head in the split came with core 0.11.", "Megatron-LM arguments, from memory"),
     _lacks("modules", "--recompute-modules", "recompute_modules", (0, 13),
            lambda c, x: (c.recompute_modules == 0) | (c.recompute_modules == CORE_ATTENTION_MASK),

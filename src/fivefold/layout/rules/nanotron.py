@@ -4,7 +4,7 @@ of checks was made (nanotron@2026.4)."""
 from __future__ import annotations
 
 from fivefold.layout.columns import Bools, Columns
-from fivefold.layout.rules.common import A2A, kv_divides, uneven
+from fivefold.layout.rules.common import A2A, accounted, kv_divides, uneven
 from fivefold.layout.rules.context import Context
 from fivefold.layout.rules.rule import Rule
 from fivefold.layout.stages import stage_weights
@@ -68,7 +68,7 @@ NANOTRON: tuple[Rule, ...] = (
         field="account_for_embedding",
         others=("account_for_loss",),
         runtimes=_ONLY,
-        holds=lambda c, x: ~(c.account_for_embedding | c.account_for_loss),
+        holds=lambda c, x: ~accounted(c),
         message="nanotron always counts the head by its parameters and never the embedding; the switches are "
         "Megatron's.",
         source=_BUILD,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from fivefold.layout.columns import ALL_LAYERS, CORE_ATTENTION_MASK, Columns
-from fivefold.layout.rules.common import A2A, SELECTIVE, kv_divides, runs_schedule
+from fivefold.layout.rules.common import A2A, SELECTIVE, accounted, kv_divides, runs_schedule
 from fivefold.layout.rules.context import Context
 from fivefold.layout.rules.rule import Holds, Rule
 
@@ -209,7 +209,7 @@ TORCHTITAN: tuple[Rule, ...] = (
         field="account_for_embedding",
         others=("account_for_loss",),
         runtimes=_NATIVE,
-        holds=lambda c, x: ~(c.account_for_embedding | c.account_for_loss),
+        holds=lambda c, x: ~accounted(c),
         message="Embedding and head always count as one block each here; the switches are Megatron's.",
         source=_PIPELINE,
     ),
