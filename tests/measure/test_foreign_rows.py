@@ -421,3 +421,10 @@ def test_dualpipe_runs_exchanges_of_experts_beside_compute():
     assert _case(framework="HAI-LLM (DualPipe)").changes["tokens_sent_once"]
     assert _case(framework="Megatron-LM", notes="with DualPipeV").layout.overlap.ep
     assert not _case(framework="Megatron-LM").layout.overlap.ep
+
+
+def test_dualpipe_is_said_to_be_priced_as_another_schedule():
+    pipeline = {"pp": 4, "dp": 16}
+    assert "schedule" in _case(framework="HAI-LLM (DualPipe)", **pipeline).assumed
+    assert "schedule" not in _case(framework="HAI-LLM (DualPipe)").assumed
+    assert "schedule" not in _case(framework="Megatron-LM", **pipeline).assumed

@@ -209,7 +209,7 @@ def _layout(run: Run, model: ModelSpec, line: Framework, runtime: str, assumed: 
         dp_replicate=shard_groups(run, zero, runtime),
         sequence_parallel=(has_sequence_parallelism(run, line) if run.sp is None else bool(run.sp)) and tp > 1,
         micro_batch=_micro_batch(run, line, assumed),
-        schedule=_schedule(run, pp, vpp),
+        schedule=_schedule(run, pp, vpp, assumed),
         recompute=_recompute(run, model, line, assumed),
         overlap=_overlap(run, line, assumed),
         **_stages(run, model, vpp, assumed),
@@ -251,8 +251,10 @@ def _chunks(run: Run, pp: int, model: ModelSpec, line: Framework, assumed: set[s
     return vpp if pp * vpp <= model.layers + 2 and whole_groups else 1
 
 
-def _schedule(run: Run, pp: int, vpp: int) -> ScheduleKind | None:
+def _schedule(run: Run, pp: int, vpp: int, assumed: set[str]) -> ScheduleKind | None:
     text = f"{run.framework} {run.notes}".lower()
+    if pp > 1 and _DUALPIPE.search(text) and "dualpipev" not in text:
+        assumed.add("schedule")  # two copies of the parameters, from both ends: priced as any other pipeline
     if pp == 1 or "pipeline" not in text:
         return None
     fits = {"zbv": 2, "dualpipev": 2}
