@@ -50,6 +50,11 @@ def test_every_system_prices_a_layout_and_says_what_it_takes_for_granted(name):
     assert 0.05 < answer.step.mfu.causal < 0.8
     said = [row for row in answer.assumptions if row.field == "runtime.hardware"]
     assert bool(said) == (cluster.gpu.vendor not in ("nvidia", "amd"))
+    listed = {row.field: row.source for row in answer.assumptions if row.field.startswith("cluster.")}
+    assert set(listed) == {
+        "cluster.host_work_ratio", "cluster.gpu_spread", "cluster.slower_beside_collectives"
+    }  # fmt: skip
+    assert all(listed.values())
 
 
 @pytest.mark.parametrize("name", gpus())

@@ -13,6 +13,10 @@ from functools import cache
 from statistics import NormalDist
 
 SPREAD = 0.0125  # standard deviation of the seconds that equal GPUs take for equal work, relative
+SOURCE = (
+    "standard deviation of the speed of equal GPUs, for whose slowest a step waits: fit to how published steps grow "
+    "with the number of GPUs"
+)
 # The constants of training steps (Curve.in_step) were fitted on one node: what its slowest GPU costs is in them.
 _FITTED_ON = 8
 

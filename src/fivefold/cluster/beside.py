@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 SLOWER = 0.189  # seconds of compute beside a collective over its seconds alone, less 1
+SOURCE = "Lee et al. 2025, arXiv 2507.03114: compute beside communication takes 18.9% longer on average"
 # Of a collective's seconds, what compute falls behind meanwhile.
 WAITED = SLOWER / (1 + SLOWER)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from fivefold.cluster import Cluster
+from fivefold.cluster import Cluster, apart, beside
 from fivefold.cluster.calibration import Calibration
 from fivefold.errors import FivefoldError
 from fivefold.estimate.assumed import mixer_assumptions
@@ -124,6 +124,13 @@ def assumptions(problem: Problem) -> tuple[Assumption, ...]:
     rows += [
         Assumption(field=f"link.{link.name}.bandwidth_per_s", value=link.bandwidth_per_s, source=link.source)
         for link in problem.cluster.links
+    ]
+    cluster = problem.cluster
+    host = cluster.host_source or "given, 1.0 by default"
+    rows += [
+        Assumption(field="cluster.host_work_ratio", value=cluster.host_work_ratio, source=host),
+        Assumption(field="cluster.gpu_spread", value=apart.SPREAD, source=apart.SOURCE),
+        Assumption(field="cluster.slower_beside_collectives", value=beside.SLOWER, source=beside.SOURCE),
     ]
     if problem.fit is not None:
         source = f"{problem.fit.provenance}: {problem.fit.source}"
