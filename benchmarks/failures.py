@@ -30,8 +30,9 @@ PLAN = "estimate gpt2 --gpus 4 --seq 512 --gbs 64 --tp 2 --pp 2 --save"
 WORKER = """
 import os, signal, sys
 from pathlib import Path
+class Injected(BaseException): pass  # torch's import takes a RuntimeError or an Exception for an answer of its own
 def fail(*_):
-    raise RuntimeError("injected failure")
+    raise Injected("injected failure")
 signal.signal(signal.SIGUSR1, fail)
 folder = Path(sys.argv[1])
 (folder / f"rank{os.environ['RANK']}").write_text(str(os.getpid()))

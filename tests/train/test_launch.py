@@ -209,8 +209,9 @@ def test_handlers_are_put_back() -> None:
 WORKER = """
 import os, signal, sys
 from pathlib import Path
+class Injected(BaseException): pass  # torch's import takes a RuntimeError or an Exception for an answer of its own
 def fail(*_):
-    raise RuntimeError("injected failure")
+    raise Injected("injected failure")
 signal.signal(signal.SIGUSR1, fail)
 Path(sys.argv[1], os.environ["RANK"]).write_text(str(os.getpid()))
 from fivefold.cli.main import main
