@@ -19,7 +19,14 @@ from fivefold.cluster.curve import curves, load_curve, override_curve
 from fivefold.errors import FivefoldError
 
 POINTS = list(csv.DictReader((Path(__file__).parent / "data" / "gemm_points.csv").open(encoding="utf-8")))
-NAMES = {"A100-PCIe-80GB": "a100-80g-pcie", "H100-SXM": "h100-sxm", "B200": "b200", "RTX-4090": "rtx-4090"}
+NAMES = {
+    "A100-PCIe-80GB": "a100-80g-pcie",
+    "H100-SXM": "h100-sxm",
+    "B200": "b200",
+    "RTX-4090": "rtx-4090",
+    "MI300X": "mi300x",
+    "MI355X": "mi355x",
+}
 KINDS = {"TN": "fwd", "NN": "dgrad", "NT": "wgrad", "fwd": "fwd", "bwd_grad_act": "dgrad", "bwd_grad_w": "wgrad"}
 
 
@@ -80,6 +87,10 @@ def attention_error(row: dict[str, str]) -> float:
         ("H100-SXM", "sdp_fwd", 0.05, 0.08),
         ("H100-SXM", "sdp_bwd", 0.05, 0.05),
         ("B200", "sdp_bwd", 0.08, 0.12),
+        ("MI300X", "sdp_fwd", 0.06, 0.15),
+        ("MI300X", "sdp_bwd", 0.05, 0.12),
+        ("MI355X", "sdp_fwd", 0.05, 0.15),
+        ("MI355X", "sdp_bwd", 0.05, 0.15),
     ],
 )
 def test_held_points(gpu: str, op: str, median: float, p90: float) -> None:
@@ -378,6 +389,13 @@ def test_mi355x_attends_between_its_published_kernels(backward: bool, points: li
         flops = 2 * 16 * 16 * tokens**2 * 128 * (2.5 if backward else 1)
         seconds = float(attention_seconds(curve, gpu, flops, tokens, 128, backward=backward))
         assert 0.97 * slow < flops / seconds / 1e12 < fast
+
+
+def test_only_the_chips_that_aiter_has_kernels_for_run_them() -> None:
+    """gfx942 and gfx950: MI300 and MI350; not MI200's gfx90a, and not what borrows AMD's curve."""
+    with_aiter = {name for name in curves() if "aiter" in load_curve(name).attention}
+    assert with_aiter == {"mi300a", "mi300x", "mi325x", "mi350x", "mi355x"}
+    assert load_curve("mi210").attention == load_curve("mi250x-gcd").attention
 
 
 # (kernel, head size, tokens, causal, TFLOP/s of the forward pass) of 2 sequences, 2,048 wide, on an H20 (issue 1310 of

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from fivefold.cluster import clusters, gpus, load_cluster, load_gpu
+from fivefold.cluster.curve import load_curve
 from fivefold.estimate import estimate
 from fivefold.layout import Layout, Workload
 from fivefold.model import load_model
@@ -55,6 +57,29 @@ def test_every_system_prices_a_layout_and_says_what_it_takes_for_granted(name):
         "cluster.host_work_ratio", "cluster.gpu_spread", "cluster.slower_beside_collectives"
     }  # fmt: skip
     assert all(listed.values())
+
+
+def test_each_framework_runs_the_attention_kernel_that_its_libraries_ship_for_the_chip():
+    """Transformer Engine's: cuDNN's on NVIDIA's chips, AMD's assembly on AMD's; plain PyTorch never sees the latter."""
+    model, work = load_model("llama-3-8b"), Workload(seq_len=8192, global_batch=64)
+
+    def slower_with(chip: str, runtime: str, kernel: str) -> float:
+        """Step over step when one kernel of the chip takes twice as long."""
+        rates = load_curve(chip).attention[kernel]
+        halved = {side: [rate / 2 for rate in getattr(rates, side)] for side in ("forward", "backward")}
+        plain, zero = load_cluster(chip, gpus=16), 3 if runtime == "torchtitan" else 1
+        steps = [
+            estimate(model, cluster, work, Layout(tp=2, zero=zero), runtime=runtime).step
+            for cluster in (msgspec.structs.replace(plain, compute={"attention": {kernel: halved}}), plain)
+        ]
+        assert steps[0] and steps[1]
+        return steps[0].seconds.value / steps[1].seconds.value
+
+    assert slower_with("mi300x", "megatron", "aiter") > 1.05
+    assert slower_with("mi300x", "megatron", "ck") == 1
+    assert slower_with("mi300x", "torchtitan", "aiter") == 1
+    assert slower_with("mi300x", "torchtitan", "ck") > 1.05
+    assert slower_with("h100-sxm", "megatron", "cudnn") > 1.05
 
 
 @pytest.mark.parametrize("name", gpus())

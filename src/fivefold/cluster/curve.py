@@ -106,12 +106,14 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @cache
 def _tables() -> dict[str, dict[str, Any]]:
-    """compute.toml with ``base`` references resolved."""
+    """compute.toml with ``base`` references resolved; ``lacks``: attention kernels of the base that a GPU has not."""
     text = resources.files("fivefold.cluster").joinpath("data/compute.toml").read_text(encoding="utf-8")
     tables: dict[str, dict[str, Any]] = {}
     for name, table in tomllib.loads(text).items():
-        base = table.pop("base", None)
-        tables[name] = {**(_merge(tables[base], table) if base else table), "in_runs": table.get("in_runs", False)}
+        base, lacks, own_runs = table.pop("base", None), table.pop("lacks", ()), table.pop("in_runs", False)
+        table = _merge(tables[base], table) if base else table
+        kernels = {kernel: rates for kernel, rates in table["attention"].items() if kernel not in lacks}
+        tables[name] = {**table, "attention": kernels, "in_runs": own_runs}
     return tables
 
 

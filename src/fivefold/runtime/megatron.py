@@ -17,7 +17,7 @@ PROFILE = Profile(
     zero_stages=(0, 1),
     other_zero_stages="Stages 2 and 3 are --runtime megatron-fsdp.",
     schedules=("1f1b", "interleaved"),
-    attention_kernels=("cudnn",),
+    attention_kernels=("cudnn", "aiter"),
     vocab_multiple=128,
     norms_fused_into_linears=True,
     fp8_saves_inputs=True,
@@ -54,7 +54,10 @@ PROFILE = Profile(
             "documentation: 6 + 12/d bytes per parameter with fp32 gradients)"
         ),
         "schedules": "Megatron-Core pipeline_parallel/schedules, d98e8a64dd: get_forward_backward_func knows no other",
-        "attention_kernels": "Transformer Engine prefers cuDNN's fused attention on Hopper and later (from memory)",
+        "attention_kernels": (
+            "Transformer Engine prefers cuDNN's fused attention on Hopper and later (from memory); on AMD AITER's "
+            "assembly kernels where NVTE_CK_USES_BWD_V3=1, as AMD's training guides set it (Primus docs, read)"
+        ),
         "vocab_multiple": "Megatron-LM argument make-vocab-size-divisible-by, default 128",
         "cached_wgrad_buffers": (
             "Transformer Engine with fused weight-gradient accumulation hands autograd one cached "
