@@ -391,6 +391,23 @@ def test_mi355x_attends_between_its_published_kernels(backward: bool, points: li
         assert 0.97 * slow < flops / seconds / 1e12 < fast
 
 
+# Watts a GPU: datasheets, datacrunch.io and verda.com on Blackwell. AMD's pair, both timed, bears the rule out: 843 to
+# 708 TFLOP/s at 1,000 and 750 W.
+@pytest.mark.parametrize(
+    ("name", "base", "watts"),
+    [
+        ("h100-96g-500w", "h100-sxm", (500, 700)),
+        ("b300", "b200", (1100, 1000)),
+        ("gb300-nvl72", "gb200-nvl72", (1400, 1200)),
+    ],
+)
+def test_chips_that_differ_in_power_follow_its_root(name: str, base: str, watts: tuple[int, int]) -> None:
+    faster = load_curve(name).efficiency["fwd"] / load_curve(base).efficiency["fwd"]
+    assert faster == pytest.approx((watts[0] / watts[1]) ** 0.5, rel=0.01)
+    amd = 843 / 708
+    assert amd == pytest.approx((1000 / 750) ** 0.5, rel=0.04)
+
+
 def test_only_the_chips_that_aiter_has_kernels_for_run_them() -> None:
     """gfx942 and gfx950: MI300 and MI350; not MI200's gfx90a, and not what borrows AMD's curve."""
     with_aiter = {name for name in curves() if "aiter" in load_curve(name).attention}

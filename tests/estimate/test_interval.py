@@ -177,7 +177,7 @@ def test_a_gpu_known_from_its_datasheet_has_a_wider_interval_than_a_measured_one
 
 
 @pytest.mark.parametrize(
-    ("derived", "base"), [("gh200", "h100-sxm"), ("b300", "b200"), ("a800-80g-sxm", "a100-80g-sxm")]
+    ("derived", "base"), [("gh200", "h100-sxm"), ("h800-sxm", "h100-sxm"), ("a800-80g-sxm", "a100-80g-sxm")]
 )
 def test_runs_on_one_gpu_do_not_speak_for_another_of_its_chip(derived: str, base: str) -> None:
     assert load_curve(base).in_runs
