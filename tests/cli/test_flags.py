@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
+
+from fivefold.cli.flags import LayoutFlags
+from fivefold.cli.values import layout_text
+from fivefold.errors import FivefoldError
 
 SMALL = "--gpus 4 --seq 1024 --gbs 16"
 
@@ -52,6 +58,16 @@ def test_overlap_switches(run) -> None:
     assert overlap["grad"] is False
     overlap = run(f"estimate gpt2 {SMALL} --tp 2 --overlap-tp --json").document["layout"]["overlap"]
     assert (overlap["grad"], overlap["tp"]) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [each.name for each in dataclasses.fields(LayoutFlags) if each.name[:3] != "no_" and "bool" in str(each.type)],
+)
+def test_every_switch_is_written_on_or_off_in_a_layout_text(name: str) -> None:
+    assert getattr(layout_text("--a", f"{name}=off"), name) is False
+    with pytest.raises(FivefoldError, match="maybe"):
+        layout_text("--a", f"{name}=maybe")
 
 
 def test_uneven_stages(run) -> None:

@@ -18,6 +18,7 @@ from fivefold.layout import (
     Recompute,
     Workload,
 )
+from fivefold.layout.columns import SWITCHES
 
 WORK = Workload(seq_len=4096, global_batch=96)
 DEGREE = st.integers(1, 9)
@@ -119,3 +120,8 @@ def test_a_million_rows_at_once() -> None:
     tp = np.tile(np.array([1, 2, 4, 8]), n // 4)
     columns = Columns.build(512, WORK, tp=tp, pp=np.roll(tp, 1), micro_batch=np.roll(tp, 2))
     assert len(columns) == n
+
+
+def test_switches_are_the_columns_of_booleans() -> None:
+    columns = Columns.from_layouts([Layout()], 8, WORK)
+    assert {name for name in COLUMN_NAMES if getattr(columns, name).dtype == np.bool_} == set(SWITCHES)

@@ -10,6 +10,7 @@ from typing import Any
 from fivefold.cli.flags import WHOLE, LayoutFlags
 from fivefold.cli.output import CONTROL
 from fivefold.errors import FivefoldError
+from fivefold.layout.columns import SWITCHES
 from fivefold.layout.layout import RECOMPUTE_MODULES
 from fivefold.layout.workload import Offload
 
@@ -18,16 +19,8 @@ MAX_VALUES = 64  # in one set; more is a mistake
 _INTEGERS = ("tp", "cp", "pp", "vpp", "ep", "etp", "micro_batch", "zero", "dp_replicate")
 _STAGES = ("first_stage_layers", "last_stage_layers")
 _WORDS = ("cp_kind", "schedule", "recompute")
-_SWITCHES = (
-    "sequence_parallel",
-    "overlap_grad",
-    "overlap_param",
-    "overlap_tp",
-    "overlap_ep",
-    "account_for_embedding",
-    "account_for_loss",
-)
 _SHORT = {"mbs": "micro_batch", "sp": "sequence_parallel"}
+_SWITCHES = tuple(_SHORT.get(name, name) for name in SWITCHES)
 _ON_OFF = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 

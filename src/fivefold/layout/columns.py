@@ -218,6 +218,7 @@ def default_schedule(vpp: Ints) -> Ints:
 
 
 COLUMN_NAMES: tuple[str, ...] = tuple(field.name for field in fields(Columns))
+SWITCHES: tuple[str, ...] = tuple(field.name for field in fields(Columns) if field.type == "Bools")  # on or off
 
 
 def modules_of(mask: int) -> tuple[Any, ...]:

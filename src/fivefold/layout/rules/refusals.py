@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fivefold.errors import FivefoldError
-from fivefold.layout.columns import ALL_LAYERS, Columns, default_schedule, modules_of
+from fivefold.layout.columns import ALL_LAYERS, SWITCHES, Columns, default_schedule, modules_of
 from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, RECOMPUTE_MODULES, SCHEDULES, Layout
 from fivefold.layout.rules.common import counted_layers, largest_stage, modules_possible
 from fivefold.layout.rules.context import Context
@@ -44,15 +44,6 @@ OPTIONS: dict[str, str] = {
 }
 # What a column holds when its axis or option is not used: 1 for degrees, 0 for everything else.
 _DEGREES = ("tp", "cp", "pp", "vpp", "ep", "etp", "dp_replicate", "micro_batch")
-_SWITCHES = (
-    "sp",
-    "overlap_grad",
-    "overlap_param",
-    "overlap_tp",
-    "overlap_ep",
-    "account_for_embedding",
-    "account_for_loss",
-)
 # Columns whose default follows another's value: they follow it too when a legal value of that one is looked for.
 _FOLLOWS: dict[str, tuple[str, ...]] = {
     "tp": ("sp",),
@@ -161,7 +152,7 @@ def _word(field: str, code: Any) -> Any:
         return words[code]
     if field == "recompute_modules":
         return ",".join(modules_of(code)) or None
-    if field in _SWITCHES:
+    if field in SWITCHES:
         return bool(code)
     if field == "recompute_layers":
         return None if code == ALL_LAYERS else code
