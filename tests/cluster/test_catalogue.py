@@ -185,6 +185,16 @@ def test_impossible_counts_are_refused(bad):
         load_cluster("h100", gpus=bad)
 
 
+def test_a_number_of_gpus_that_nobody_said_is_asked_for_where_it_counts(write):
+    assert load_cluster(write(BASE + "gpus = 16"), counted=True).gpus == 16
+    assert load_cluster("h100", gpus=8, counted=True).gpus == 8
+    with pytest.raises(FivefoldError, match=r"for example --gpus 8\.$") as caught:
+        load_cluster("h100", counted=True)
+    assert caught.value.option == "--gpus"
+    with pytest.raises(FivefoldError, match=r"--gpus 8, or gpus = 8 to .+"):
+        load_cluster(write(BASE), counted=True)
+
+
 @pytest.mark.parametrize(("name", "count", "legal"), [("l40s", 5, [1, 2, 3, 4, 8]), ("h100-nvl", 7, [1, 2, 4, 8])])
 def test_counts_that_a_nodes_links_do_not_divide_are_refused_by_the_option(name, count, legal):
     """Not as a mistake in a cluster file, which nobody gave."""

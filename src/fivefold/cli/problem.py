@@ -284,19 +284,11 @@ def cluster_of(flags: ClusterFlags, saved: SavedPlan | None, defaults: dict[str,
     named = flags.cluster or flags.gpu
     if named is None and saved is not None:
         return _resized(saved.cluster, flags)
-    gpus = flags.gpus or (saved.cluster.gpus if saved else None)
     if named is None:
         named = defaults["--gpu"] = DEFAULT_GPU
-    cluster = load_cluster(named, flags.gpus if flags.gpus is not None else gpus, flags.gpus_per_node)
+    gpus = saved.cluster.gpus if saved is not None and flags.gpus is None else flags.gpus
+    cluster = load_cluster(named, gpus, flags.gpus_per_node, counted=True)
     refuse_control(to_builtins(cluster), "The cluster", "--cluster")
-    if gpus is None and not _file_says_gpus(named):
-        raise FivefoldError(
-            f"How many GPUs? Add --gpus, for example --gpus {cluster.gpus_per_node}"
-            + (f", or gpus = {cluster.gpus_per_node} to {named[:60]}." if is_plan_file(named) else "."),
-            code="missing-option",
-            option="--gpus",
-            legal="1 or more",
-        )
     return cluster
 
 
@@ -316,16 +308,6 @@ def _resized(cluster: Cluster, flags: ClusterFlags) -> Cluster:
 
     load_cluster(DEFAULT_GPU, flags.gpus)  # refuses an impossible number in the usual words
     return resized(cluster, flags.gpus)
-
-
-def _file_says_gpus(named: str) -> bool:
-    """Whether a cluster file, which was read before without a complaint, holds the number of GPUs."""
-    if not is_plan_file(named):
-        return False
-    import msgspec
-
-    with open(named, "rb") as stream:
-        return "gpus" in msgspec.toml.decode(stream.read())
 
 
 __all__ = ["Question", "comparison_questions", "estimate_question", "is_plan_file", "one_layout", "plan_question"]

@@ -85,10 +85,13 @@ def load_gpu(name: str) -> Gpu:
     return load_cluster(name).gpu
 
 
-def load_cluster(name_or_path: str | Path, gpus: int | None = None, gpus_per_node: int | None = None) -> Cluster:
+def load_cluster(
+    name_or_path: str | Path, gpus: int | None = None, gpus_per_node: int | None = None, *, counted: bool = False
+) -> Cluster:
     """A cluster from the catalogue ("h100-sxm") or from a TOML file ("mine.toml").
 
-    gpus: GPUs of the job; None: what the file says, else one scale-up domain. gpus_per_node: None: the system's.
+    gpus: GPUs of the job; None: what the file says, else one scale-up domain, which `counted` refuses to guess.
+    gpus_per_node: None: the system's.
     Raises FivefoldError for an unknown name, and for a file with the place of the mistake.
     """
     where = str(name_or_path)
@@ -99,11 +102,25 @@ def load_cluster(name_or_path: str | Path, gpus: int | None = None, gpus_per_nod
     else:
         table, file = {"base": where}, None
     try:
-        return _build(table, file, gpus, gpus_per_node)
+        cluster = _build(table, file, gpus, gpus_per_node)
     except FivefoldError as error:
         if file is not None or gpus_per_node is None or error.code != "bad-cluster-file":
             raise
         raise _bad_per_node(where, gpus_per_node) from error
+    if counted and gpus is None and "gpus" not in table:
+        raise _uncounted(cluster, file)
+    return cluster
+
+
+def _uncounted(cluster: Cluster, file: str | None) -> FivefoldError:
+    node = cluster.gpus_per_node
+    in_file = f", or gpus = {node} to {file[:60]}" if file is not None else ""
+    return FivefoldError(
+        f"How many GPUs? Add --gpus, for example --gpus {node}{in_file}.",
+        code="missing-option",
+        option="--gpus",
+        legal="1 or more",
+    )
 
 
 def _bad_per_node(name: str, gpus_per_node: int) -> FivefoldError:
