@@ -13,7 +13,7 @@ from fivefold.errors import FivefoldError
 from fivefold.estimate import Problem
 from fivefold.estimate.planfile import load_plan
 from fivefold.runtime import load_runtime
-from fivefold.search import Plan, plan
+from fivefold.search import Plan
 from fivefold.search.moving import Moved, move
 
 
@@ -53,15 +53,7 @@ def plan_like(
         question = dataclasses.replace(
             question, work=msgspec.convert(moved.after.inputs["workload"], type(question.work))
         )
-    found = plan(
-        question.model,
-        question.cluster,
-        question.work,
-        question.runtime,
-        top=top,
-        pins=dict(pins),
-        objective=objective,  # type: ignore[arg-type]  # plan refuses other words itself
-    )
+    found = question.plan(pins, top, objective)
     return question, found, msgspec.structs.replace(moved, best_gain_s=_gain(moved, found))
 
 

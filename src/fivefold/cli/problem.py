@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from math import lcm
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 from msgspec.structs import replace
@@ -29,6 +29,9 @@ from fivefold.model import ModelSpec, load_model
 from fivefold.runtime import load_runtime
 from fivefold.runtime.accelerators import caveat, why_not
 
+if TYPE_CHECKING:
+    from fivefold.search import Plan
+
 DEFAULT_GPU = "h100-sxm"
 DEFAULT_RUNTIME = "megatron"
 # Their tensor parallelism all-reduces (rules accelerate-sp and deepspeed-autotp-sp).
@@ -47,6 +50,20 @@ class Question:
     layout: Layout = field(default_factory=Layout)
     ramp: RampUp | None = None
     defaults: dict[str, str] = field(default_factory=dict)
+
+    def plan(self, pins: dict[str, Any], top: int, objective: str) -> Plan:
+        """The search's answer, within the layouts that the pins leave."""
+        from fivefold.search import plan
+
+        return plan(
+            self.model,
+            self.cluster,
+            self.work,
+            self.runtime,
+            top=top,
+            pins=dict(pins),
+            objective=objective,  # type: ignore[arg-type]  # plan refuses other words itself
+        )
 
 
 def is_plan_file(model: str) -> bool:

@@ -69,7 +69,6 @@ def plan(
     save
         Write the best layout's plan file here; with --like the moved plan's.
     """
-    import fivefold as ff
     from fivefold.cli.answer import as_document, moved_document, ramp_of
     from fivefold.cli.problem import plan_question, refuse_mixed
     from fivefold.cli.values import pins_of
@@ -90,15 +89,7 @@ def plan(
     else:
         question = plan_question(model or "", model_flags, cluster, work, runtime)
         with progress(f"Searching the layouts of {question.model.name} on {question.cluster.gpus:,} GPUs"):
-            found = ff.plan(
-                question.model,
-                question.cluster,
-                question.work,
-                question.runtime,
-                top=top,
-                pins=dict(pins),
-                objective=objective,  # type: ignore[arg-type]  # plan refuses other words itself
-            )
+            found = question.plan(pins, top, objective)
     best = found.plans[0] if found.plans else None
     ramp, ramp_notes = ramp_of(question, best)
     # Where no few changes move the recipe, the free best plan is shown, and is not what was asked for.
