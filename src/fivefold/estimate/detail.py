@@ -14,9 +14,10 @@ from fivefold.estimate.counted import flops_per_token
 from fivefold.estimate.doubt import doubt
 from fivefold.estimate.interval import around
 from fivefold.estimate.kernel import Kernel, Problem
-from fivefold.estimate.ledger import Exchange, Ledger
+from fivefold.estimate.ledger import Ledger
 from fivefold.estimate.plans import piece_names
 from fivefold.estimate.price import COMMUNICATION, OWNERS
+from fivefold.estimate.recomputed import belongs, by_operations, runs_again
 from fivefold.estimate.result import (
     Memory,
     Mfu,
@@ -29,8 +30,8 @@ from fivefold.estimate.result import (
 )
 from fivefold.estimate.trainer_traffic import trainer_traffic
 from fivefold.estimate.variants import module_bits
-from fivefold.layout.columns import Columns
-from fivefold.layout.layout import RECOMPUTE_KINDS, RECOMPUTE_MODULES, SCHEDULES, ResolvedLayout
+from fivefold.layout.columns import Columns, modules_of
+from fivefold.layout.layout import RECOMPUTE_KINDS, SCHEDULES, RecomputeKind, ResolvedLayout
 from fivefold.layout.stages import homes
 
 _ONE = np.arange(1)
@@ -46,7 +47,8 @@ class Detail:
         self.layout = layout
         self.columns = columns
         self.kernel = Kernel(problem, self.columns, every_rank=True)
-        self.kind = RECOMPUTE_KINDS[int(self.columns.recompute_kind[0])]
+        self.kind: RecomputeKind = RECOMPUTE_KINDS[int(self.columns.recompute_kind[0])]
+        self.modules = modules_of(int(self.columns.recompute_modules[0]))
         self.micro_batches = int(self.columns.num_micro_batches[0])
         forward, backward = self.kernel.pass_seconds(_ONE)
         self.slowest = int((forward + backward)[0, : int(columns.pp[0])].argmax())
@@ -126,9 +128,8 @@ class Detail:
         names = piece_names(self.problem.model)
         static = ("weights", "gradients", "master", "optimizer", "gathered")
         found = {name: float(worst.breakdown[name]) for name in static}
-        dropped = self._recomputed_modules()
         for index, ledger in enumerate(self.kernel.ledgers):
-            for row, size in zip(ledger.saved, self._kept_sizes(ledger, dropped), strict=True):
+            for row, size in zip(ledger.saved, self._kept_sizes(ledger), strict=True):
                 label = row.name if self.kernel.blocks == 1 else f"{names[index]}: {row.name}"
                 found[label] = found.get(label, 0.0) + _first(row.bytes) * plain[index] + size * again[index]
             if self.kind == "full" and again[index]:
@@ -138,18 +139,14 @@ class Detail:
         top = sorted(found.items(), key=lambda item: -item[1])[:_LARGEST_SHOWN]
         return tuple(Tensor(name=name, bytes=int(size)) for name, size in top if size >= 1)
 
-    def _kept_sizes(self, ledger: Ledger, dropped: tuple[str, ...]) -> list[float]:
+    def _kept_sizes(self, ledger: Ledger) -> list[float]:
         """Of every saved tensor of a block that is recomputed, the bytes that are kept beside its input."""
         if self.kind != "selective":
             return [0.0] * len(ledger.saved)
-        if self.problem.runtime.selective_by_operation and (ledger.attends or ledger.scans):
+        if by_operations(self.problem.runtime, ledger):
             return [_first(size) for size in by_operation.kept(ledger)]
-        return [0.0 if row.module in dropped else _first(row.bytes) for row in ledger.saved]
-
-    def _recomputed_modules(self) -> tuple[str, ...]:
-        mask = int(self.columns.recompute_modules[0])
-        named = tuple(name for bit, name in enumerate(RECOMPUTE_MODULES) if mask >> bit & 1)
-        return (*named, "moe_act", "shared_experts") if "moe" in named else named
+        dropped = [any(belongs(row.module, each) for each in self.modules) for row in ledger.saved]
+        return [0.0 if gone else _first(row.bytes) for row, gone in zip(ledger.saved, dropped, strict=True)]
 
     # ---------------------------------------------------------------- time
 
@@ -241,14 +238,14 @@ class Detail:
 
     def _block_traffic(self) -> list[Traffic]:
         """Collectives inside blocks and items on the slowest rank, summed by axis and operation."""
-        kernel = self.kernel
+        kernel, runtime = self.kernel, self.problem.runtime
         count, again = self._count("count", self.slowest), self._count("again", self.slowest)
-        selected = self._recomputed_modules()
         totals: dict[tuple[str, str], np.ndarray] = {}
         for index, cost in enumerate(kernel.costs):
             for row, exposed in cost.exchanges:
                 size = _first(row.bytes)
-                twice = again[index] if self._redone(row, selected, kernel.ledgers[index]) else 0
+                repeated = runs_again(row, kernel.ledgers[index], runtime, self.kind, self.modules)
+                twice = again[index] if repeated else 0
                 runs = self.micro_batches * float(count[index] + twice)
                 if size <= 0 or runs == 0:
                     continue
@@ -259,15 +256,6 @@ class Detail:
         return [
             self._row(axis, op, kernel.pricer.placements[axis], *entry.tolist()) for (axis, op), entry in totals.items()
         ]
-
-    def _redone(self, row: Exchange, selected: tuple[str, ...], ledger: Ledger) -> bool:
-        """Whether recomputation runs a collective of the forward pass again."""
-        runtime = self.problem.runtime
-        if self.kind == "selective" and runtime.selective_by_operation:
-            return bool(ledger.attends or ledger.scans) and by_operation.gathers_again(row)
-        if self.kind == "full":
-            return row.when == "forward" and not (row.ends_block and runtime.checkpoint_stops_early)
-        return row.when == "forward" and row.module in selected
 
     def _row(self, axis: str, op: str, placement: Placement, count: float, sent: float, exposed: float) -> Traffic:
         level = int(placement.level[0])

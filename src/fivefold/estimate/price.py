@@ -4,7 +4,6 @@ Of collectives, what nothing hides (fivefold.estimate.exposed)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from msgspec.structs import replace
@@ -19,6 +18,7 @@ from fivefold.estimate.exposed import ExchangePricer
 from fivefold.estimate.kernels import flash_seconds, launch_seconds, unfused_seconds
 from fivefold.estimate.ledger import Column, Exchange, Ledger, Stream, Weight
 from fivefold.estimate.products import ProductPricer, Products, backward_passes
+from fivefold.estimate.recomputed import belongs, by_operations, modules_with, stops_before
 from fivefold.estimate.scans import scan_seconds
 from fivefold.estimate.shard import Shard
 from fivefold.layout.columns import RECOMPUTE_MODULES
@@ -121,8 +121,8 @@ class Pricer:
         self._wait_for_launches(ledger, forward, backward, recompute)
         dropped = np.zeros((modules, keys))
         for index, module in enumerate(RECOMPUTE_MODULES):
-            dropped[index] = ledger.total([row.bytes for row in ledger.saved if _belongs(row.module, module)])
-        if self.runtime.selective_by_operation and (ledger.attends or ledger.scans):
+            dropped[index] = ledger.total([row.bytes for row in ledger.saved if belongs(row.module, module)])
+        if by_operations(self.runtime, ledger):
             # It knows no modules: whatever is named, one policy holds for the block.
             recompute[:], dropped[:], module_flops[:] = 0.0, 0.0, 0.0
             self._by_operation(ledger, products, recompute[_SELECTIVE], dropped[_SELECTIVE], module_flops[_SELECTIVE])
@@ -182,19 +182,19 @@ class Pricer:
             forward[owner] += seconds["fwd"].sum(axis=0)
             backward[owner] += seconds["dgrad"].sum(axis=0) + seconds["wgrad"].sum(axis=0)
             for row, ahead in zip(products.rows, seconds["fwd"], strict=True):
-                if row.ends_block and self.runtime.checkpoint_stops_early:
+                if stops_before(self.runtime, row):
                     skipped[owner] += ahead
                     continue
-                for bit in _modules(row.module):
+                for bit in modules_with(row.module):
                     recompute[bit, owner] += ahead
 
     def _count(self, products: Products, flops, module_flops, skipped_flops) -> None:
         flops += products.flops.sum(axis=0)
         for row, work in zip(products.rows, products.flops, strict=True):
-            if row.ends_block and self.runtime.checkpoint_stops_early:
+            if stops_before(self.runtime, row):
                 skipped_flops += work
                 continue
-            for bit in _modules(row.module):
+            for bit in modules_with(row.module):
                 module_flops[bit] += work
 
     def _attention(self, ledger, forward, backward, recompute, flops, module_flops) -> tuple[np.ndarray, np.ndarray]:
@@ -210,7 +210,7 @@ class Pricer:
             flops += work
             forward[_COMPUTE] += ahead
             backward[_COMPUTE] += back
-            for bit in _modules("core_attn"):
+            for bit in modules_with("core_attn"):
                 recompute[bit, _COMPUTE] += ahead
                 module_flops[bit] += work
             total = total[0] + ahead, total[1] + back
@@ -233,9 +233,9 @@ class Pricer:
         forward[_MEMORY] += ahead.sum(axis=0)
         backward[_MEMORY] += back.sum(axis=0)
         for index, row in enumerate(rows):
-            bits = set(_modules(row.module))
+            bits = set(modules_with(row.module))
             if row.also:
-                bits |= set(_modules(row.also))
+                bits |= set(modules_with(row.also))
             for bit in bits:
                 recompute[bit, _MEMORY] += ahead[index]
 
@@ -264,7 +264,7 @@ class Pricer:
             host = slower * launch_seconds(ledger, self.runtime, self.placements, self.work, side)
             beside, alone = (0.0, waits) if side == "forward" else (waits, 0.0)
             times[_HOST] += np.maximum(host + beside - times.sum(axis=0), 0.0) + alone
-        for bit in _modules("moe"):
+        for bit in modules_with("moe"):
             recompute[bit, _HOST] += waits
 
     def _charge(self, row: Exchange, seconds: np.ndarray, forward, backward, recompute, skipped) -> None:
@@ -274,25 +274,11 @@ class Pricer:
             backward[owner] += seconds
             return
         forward[owner] += seconds
-        if row.ends_block and self.runtime.checkpoint_stops_early:
+        if stops_before(self.runtime, row):
             skipped[owner] += seconds
             return
-        for bit in _modules(row.module):
+        for bit in modules_with(row.module):
             recompute[bit, owner] += seconds
-
-
-# What a recomputation module covers besides its own name: recomputing the whole MoE layer re-runs its activation.
-_COVERS = {"moe": ("moe", "moe_act", "shared_experts")}
-
-
-def _belongs(module: str, recomputed: str) -> bool:
-    return module in _COVERS.get(recomputed, (recomputed,))
-
-
-@cache
-def _modules(module: str) -> tuple[int, ...]:
-    """Indices of the recomputation modules that re-run operations of `module`."""
-    return tuple(index for index, name in enumerate(RECOMPUTE_MODULES) if _belongs(module, name))
 
 
 def _waiting(ledger: Ledger, products: Products) -> np.ndarray:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from fivefold.estimate.price import Cost
+from fivefold.estimate.recomputed import COVERS
 from fivefold.layout.layout import RECOMPUTE_KINDS, RECOMPUTE_MODULES
 
 _FULL = RECOMPUTE_KINDS.index("full")
 _NONE = RECOMPUTE_KINDS.index("none")
 _MOE = RECOMPUTE_MODULES.index("moe")
-_INSIDE_MOE = [RECOMPUTE_MODULES.index(name) for name in ("moe_act", "shared_experts")]
+_INSIDE_MOE = [RECOMPUTE_MODULES.index(name) for name in COVERS["moe"] if name != "moe"]
 
 
 @dataclass(slots=True)

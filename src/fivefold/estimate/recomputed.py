@@ -1,0 +1,49 @@
+"""What recomputation runs again and what it leaves in place: the rules that a ledger's price and the account of one
+layout have in common.
+
+modules: names of layout.RECOMPUTE_MODULES, those that selective recomputation drops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+from fivefold.estimate import by_operation
+from fivefold.estimate.ledger import Exchange, Gemm, Ledger
+from fivefold.layout.layout import RECOMPUTE_MODULES, RecomputeKind
+from fivefold.runtime import Profile
+
+# What a recomputation module covers besides its own name: recomputing the whole MoE layer re-runs its activation.
+COVERS = {"moe": ("moe", "moe_act", "shared_experts")}
+
+
+def belongs(module: str, recomputed: str) -> bool:
+    """Whether an operation or a tensor of `module` is dropped with the module `recomputed`."""
+    return module in COVERS.get(recomputed, (recomputed,))
+
+
+@cache
+def modules_with(module: str) -> tuple[int, ...]:
+    """Indices in RECOMPUTE_MODULES of those that re-run operations of `module`."""
+    return tuple(index for index, name in enumerate(RECOMPUTE_MODULES) if belongs(module, name))
+
+
+def by_operations(runtime: Profile, ledger: Ledger) -> bool:
+    """Whether selective recomputation of this piece chooses single operations, whatever module is named."""
+    return runtime.selective_by_operation and bool(ledger.attends or ledger.scans)
+
+
+def stops_before(runtime: Profile, row: Gemm | Exchange) -> bool:
+    """Whether the recomputation of a block or module has ended before this operation, whose output nothing needs."""
+    return row.ends_block and runtime.checkpoint_stops_early
+
+
+def runs_again(row: Exchange, ledger: Ledger, runtime: Profile, kind: RecomputeKind, modules: Iterable[str]) -> bool:
+    """Whether recomputation runs a collective again."""
+    if row.when != "forward" or kind == "none":
+        return False
+    if kind == "selective" and by_operations(runtime, ledger):
+        return by_operation.gathers_again(row)
+    named = kind == "full" or any(belongs(row.module, each) for each in modules)
+    return named and not stops_before(runtime, row)
