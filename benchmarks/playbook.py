@@ -51,7 +51,7 @@ def sweep(winner: Run) -> Iterator[Run]:
 def fits(case: Case) -> bool:
     """Whether the planner says that it fits: allocations, fragmentation, and what lies outside the allocator."""
     kernel, rows = kernel_of(case), np.arange(1)
-    return bool(kernel.reserved(rows, kernel.peak_memory(rows))[0] <= case.cluster.gpu.memory_bytes)
+    return bool(kernel.peak(rows).reserved[0] <= case.cluster.gpu.memory_bytes)
 
 
 def ratio(winner: Run) -> tuple[float, Case]:

@@ -79,7 +79,7 @@ def test_states_in_segments_of_their_own_do_not_fragment(small):
         worst = int(np.argmax(sum(parts.values())))
         total = sum(part[worst] for part in parts.values())
         fragments = parts["activations"][worst] + parts["logits"][worst] if apart else total
-        assert k.reserved(ONE, k.peak_memory(ONE)) == pytest.approx(total + 0.5 * fragments, abs=16)
+        assert k.peak(ONE).reserved == pytest.approx(total + 0.5 * fragments, abs=16)
 
 
 def test_gathered_inputs_that_are_kept_are_not_gathered_again(small):

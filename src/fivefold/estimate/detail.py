@@ -83,7 +83,7 @@ class Detail:
         peak_phase = max(timeline, key=lambda phase: (sum(phase.bytes.values()), phase.phase == "steady_state"))
         return Memory(
             peak_bytes=worst.peak_bytes,
-            reserved_bytes=int(kernel.reserved(_ONE, np.array([float(worst.peak_bytes)]))[0]),
+            reserved_bytes=int(kernel.peak(_ONE).reserved[0]),
             capacity_bytes=self.problem.cluster.gpu.memory_bytes,
             peak_stage=worst.stage,
             peak_phase=peak_phase.phase,

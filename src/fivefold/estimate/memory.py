@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from fivefold.estimate.arrays import distinct, dot
@@ -21,6 +23,19 @@ CATEGORIES = (
     "buffers",
     "reserve",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The steady-state peaks of n layouts.
+
+    by_rank: [n, C] allocated bytes, -1 where a layout has no such rank. allocated: [n] the worst rank's.
+    reserved: [n] bytes that its device must have for them: fragmentation and what lies outside the allocator too.
+    """
+
+    by_rank: np.ndarray
+    allocated: np.ndarray
+    reserved: np.ndarray
 
 
 class MemoryModel(Reductions):
@@ -153,17 +168,20 @@ class MemoryModel(Reductions):
         static["activations"], static["logits"] = self.activation_memory(rows)
         return {name: static[name] for name in CATEGORIES}
 
+    def peak(self, rows: np.ndarray) -> Peak:
+        """What every rank allocates at its steady-state peak, and what the worst one's device must have for it."""
+        runtime = self.problem.runtime
+        exists = self.table.exists[self.plan[rows]]
+        parts = self.rank_memory(rows)
+        by_rank = np.where(exists, sum(np.floor(part) for part in parts.values()), -1.0)
+        allocated = by_rank.max(axis=1)
+        fragments = allocated if runtime.states_fragment else allocated - _states_at_peak(parts, exists)
+        reserved = allocated + runtime.fragmentation * fragments + sum(self.outside_allocator(rows).values())
+        return Peak(by_rank, allocated, reserved)
+
     def peak_memory(self, rows: np.ndarray) -> np.ndarray:
         """Peak allocated bytes of the worst rank in the steady state, [n]."""
-        total = sum(np.floor(part) for part in self.rank_memory(rows).values())
-        return np.where(self.table.exists[self.plan[rows]], total, 0).max(axis=1)
-
-    def peak_stage(self, rows: np.ndarray) -> np.ndarray:
-        """Pipeline rank of the worst peak, [n]; of equal ranks the first."""
-        total = sum(np.floor(part) for part in self.rank_memory(rows).values())
-        plan = self.plan[rows]
-        worst = np.where(self.table.exists[plan], total, -1).argmax(axis=1)
-        return self.table.rank[plan, worst]
+        return self.peak(rows).allocated
 
     def outside_allocator(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Bytes that the device needs beside the caching allocator, each [n]."""
@@ -175,15 +193,9 @@ class MemoryModel(Reductions):
             "communicators": groups * float(runtime.nccl_bytes_per_group),
         }
 
-    def reserved(self, rows: np.ndarray, peak: np.ndarray) -> np.ndarray:
-        """Bytes that the device must have for a peak allocation: fragmentation and what lies outside, [n]."""
-        runtime = self.problem.runtime
-        fragments = peak if runtime.states_fragment else peak - self._states_at_peak(rows)
-        return peak + runtime.fragmentation * fragments + sum(self.outside_allocator(rows).values())
 
-    def _states_at_peak(self, rows: np.ndarray) -> np.ndarray:
-        """Bytes of the worst rank that stay allocated through the whole step, [n]."""
-        parts = self.rank_memory(rows)
-        total = np.where(self.table.exists[self.plan[rows]], sum(parts.values()), -1.0)
-        states = total - parts["activations"] - parts["logits"]
-        return states[np.arange(len(rows)), total.argmax(axis=1)]
+def _states_at_peak(parts: dict[str, np.ndarray], exists: np.ndarray) -> np.ndarray:
+    """Bytes of the worst rank that stay allocated through the whole step, [n]; from rank_memory."""
+    total = np.where(exists, sum(parts.values()), -1.0)
+    states = total - parts["activations"] - parts["logits"]
+    return states[np.arange(len(total)), total.argmax(axis=1)]

@@ -146,21 +146,18 @@ def _price(case: Case, layouts: list[Layout]) -> list[Predicted]:
     kernel, rows = kernel_of(case, layouts), np.arange(len(layouts))
     try:
         seconds = kernel.step_seconds(rows)
-        total = np.sum([np.floor(part) for part in kernel.rank_memory(rows).values()], axis=0)
-        exists, last = kernel.table.exists[kernel.plan], kernel.table.last[kernel.plan]
-        peak = np.where(exists, total, 0).max(axis=1)
-        last_rank = np.where(exists & last, total, 0).max(axis=1)
+        peak = kernel.peak(rows)
+        last_rank = np.where(kernel.table.last[kernel.plan], peak.by_rank, 0).max(axis=1)
         outside = np.sum([*kernel.outside_allocator(rows).values()], axis=0)
-        reserved = kernel.reserved(rows, peak)
         unsure = doubt(kernel, rows, seconds)
     except FivefoldError as error:
         raise Unconvertible(error.message) from error
     return [
         Predicted(
             seconds=around(float(seconds[i]), kernel.problem, float(unsure[i])),
-            peak_bytes=int(peak[i]),
+            peak_bytes=int(peak.allocated[i]),
             last_rank_bytes=int(last_rank[i]),
-            reserved_bytes=int(reserved[i]),
+            reserved_bytes=int(peak.reserved[i]),
             outside_bytes=int(outside[i]),
         )
         for i in rows.tolist()

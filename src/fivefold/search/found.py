@@ -60,7 +60,7 @@ def search(problem: Problem, runtime: str, pins: dict[str, tuple[Any, ...]], mos
     kernel = Kernel(problem, columns)
     everyone = np.arange(len(columns))
     parts = [everyone[at : at + _MEMORY_CHUNK] for at in range(0, len(everyone), _MEMORY_CHUNK)]
-    reserved = np.concatenate([kernel.reserved(part, kernel.peak_memory(part)) for part in parts])
+    reserved = np.concatenate([kernel.peak(part).reserved for part in parts])
     fits = kernel.fits(everyone, reserved)
     fitting, unfit = everyone[fits], everyone[~fits]
     rows, seconds, weights, bounded = _price(kernel, fitting, reserved[fitting])

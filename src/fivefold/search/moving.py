@@ -118,7 +118,7 @@ def _nearest(problem: Problem, layout: Layout, runtime: str, fixed: tuple[str, .
             continue
         kernel = Kernel(problem, columns.take(valid))
         rows = np.arange(len(valid))
-        reserved = kernel.reserved(rows, kernel.peak_memory(rows))
+        reserved = kernel.peak(rows).reserved
         rows = rows[kernel.fits(rows, reserved)]
         if len(rows):
             return layouts[int(valid[rows[kernel.step_seconds(rows).argmin()]])]

@@ -48,15 +48,12 @@ def price_all(problem: Problem, runtime: str, layouts: list[Layout]) -> list[Pri
         kernel = Kernel(problem, columns.take(good))
         rows = np.arange(len(good))
         seconds = kernel.step_seconds(rows)
-        peak = kernel.peak_memory(rows)
-        reserved = kernel.reserved(rows, peak)
-        stage = kernel.peak_stage(rows)
-        room = kernel.fits(rows, reserved)
+        peak = kernel.peak(rows)
+        stage = kernel.table.rank[kernel.plan, peak.by_rank.argmax(axis=1)]
+        room = kernel.fits(rows, peak.reserved)
         for at, i in enumerate(good.tolist()):
-            fits = bool(room[at])
-            out[i] = Priced(
-                layouts[i], None, float(seconds[at]), int(peak[at]), int(reserved[at]), int(stage[at]), fits
-            )
+            needs = int(peak.allocated[at]), int(peak.reserved[at])
+            out[i] = Priced(layouts[i], None, float(seconds[at]), *needs, int(stage[at]), bool(room[at]))
     return [each for each in out if each is not None]
 
 

@@ -31,7 +31,7 @@ def promising(problem: Problem, bases: Columns, expand: Expand) -> np.ndarray:
 
     expand: from positions of bases to their valid layouts with every choice of recomputation.
     """
-    lightest = _in_chunks(Kernel(problem, _recomputing(bases, _FULL)), Kernel.peak_memory, reserve=True)
+    lightest = _in_chunks(Kernel(problem, _recomputing(bases, _FULL)), _reserved)
     left = np.flatnonzero(lightest <= problem.cluster.gpu.memory_bytes)
     if not len(left):
         return np.argsort(lightest, kind="stable")[:_TRIED]
@@ -89,20 +89,19 @@ def _priced(problem: Problem, columns: Columns) -> tuple[np.ndarray, np.ndarray]
         return np.zeros(0), np.zeros(0)
     kernel = Kernel(problem, columns)
     rows = np.arange(len(columns))
-    reserved = kernel.reserved(rows, kernel.peak_memory(rows))
+    reserved = kernel.peak(rows).reserved
     rows = rows[kernel.fits(rows, reserved)]
     return kernel.step_seconds(rows) if len(rows) else np.zeros(0), reserved[rows]
 
 
-def _in_chunks(kernel: Kernel, measure: Callable[[Kernel, np.ndarray], np.ndarray], reserve: bool = False):
+def _in_chunks(kernel: Kernel, measure: Callable[[Kernel, np.ndarray], np.ndarray]) -> np.ndarray:
     """`measure` of every layout of the kernel, some thousand at a time, which stay in the processor's cache."""
     rows = np.arange(len(kernel.columns))
-    parts = []
-    for at in range(0, len(rows), _CHUNK):
-        part = rows[at : at + _CHUNK]
-        values = measure(kernel, part)
-        parts.append(kernel.reserved(part, values) if reserve else values)
-    return np.concatenate(parts)
+    return np.concatenate([measure(kernel, rows[at : at + _CHUNK]) for at in range(0, len(rows), _CHUNK)])
+
+
+def _reserved(kernel: Kernel, rows: np.ndarray) -> np.ndarray:
+    return kernel.peak(rows).reserved
 
 
 def _recomputing(bases: Columns, kind: int) -> Columns:

@@ -185,7 +185,7 @@ class _Start:
         kernel = _Splits(self.problem, columns, [self.partition(counts) for counts in splits], self.plan)
         rows = np.arange(len(splits))
         seconds = kernel.step_seconds(rows)
-        reserved = kernel.reserved(rows, kernel.peak_memory(rows))
+        reserved = kernel.peak(rows).reserved
         fits = kernel.fits(rows, reserved)
         return [
             Split(
