@@ -6,6 +6,7 @@ Defaults are those of the classes in transformers 5.24; what is peculiar is read
 
 from __future__ import annotations
 
+from fivefold.model.families.gpt2 import DROPOUTS, SPELLINGS, SUMMARY
 from fivefold.model.families.reader import MAX_LAYERS, MAX_POSITIONS, ROPE_KEYS, Family, Reader, keys
 from fivefold.model.spec import Attention, Block, FeedForward, ModelSpec, Rotary
 
@@ -124,12 +125,9 @@ def read_gpt_neox(reader: Reader) -> ModelSpec:
     return reader.model([block] * reader.layers(), **LAYERNORM)
 
 
-DROPOUTS = keys("resid_dropout embed_dropout classifier_dropout resid_pdrop embd_pdrop attn_pdrop")
-SUMMARY = keys(
-    """
-    summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout gradient_checkpointing
-    """
-)
+# The classes differ in their spelling, and files carry each other's.
+_DROPOUTS = DROPOUTS | keys("resid_dropout embed_dropout classifier_dropout")
+_OF_GPT2 = _DROPOUTS | SUMMARY | {"gradient_checkpointing"}
 
 FAMILIES = (
     Family(
@@ -138,7 +136,7 @@ FAMILIES = (
         required=keys("vocab_size hidden_size num_layers num_heads max_position_embeddings attention_types"),
         optional=keys("intermediate_size window_size activation_function tie_word_embeddings"),
         # attention_layers is attention_types written out, by transformers.
-        irrelevant=DROPOUTS | SUMMARY | {"attention_layers"},
+        irrelevant=_OF_GPT2 | {"attention_layers"},
         aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
         norm_eps=1e-5,
         read=read_gpt_neo,
@@ -150,13 +148,8 @@ FAMILIES = (
         optional=keys("n_inner activation_function tie_word_embeddings rotary_dim"),
         # n_ctx repeats n_positions in old files; rotary and scale_attn_weights say what the class always does.
         fixed={"rotary": (True,), "scale_attn_weights": (True,)},
-        irrelevant=DROPOUTS | SUMMARY | {"n_ctx"},
-        aliases={
-            "hidden_size": "n_embd",
-            "num_attention_heads": "n_head",
-            "num_hidden_layers": "n_layer",
-            "max_position_embeddings": "n_positions",
-        },
+        irrelevant=_OF_GPT2 | {"n_ctx"},
+        aliases=SPELLINGS,
         norm_eps=1e-5,
         read=read_gptj,
     ),
@@ -170,7 +163,7 @@ FAMILIES = (
         ),
         optional=keys("hidden_act tie_word_embeddings use_parallel_residual attention_bias"),
         # The last two are in the 20B's file (from memory).
-        irrelevant=ROPE_KEYS | DROPOUTS | keys("attention_probs_dropout_prob hidden_dropout_prob"),
+        irrelevant=ROPE_KEYS | _DROPOUTS | keys("attention_probs_dropout_prob hidden_dropout_prob"),
         aliases={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
         rope_share=0.25,
         norm_eps=1e-5,

@@ -37,27 +37,22 @@ def read_glm4_moe(reader: Reader) -> ModelSpec:
     )
 
 
+def _dense(model_type: str, architecture: str) -> Family:
+    return Family(
+        model_type=model_type,
+        architecture=architecture,
+        required=SIZES | {"num_key_value_heads"},
+        optional=OPTIONAL,
+        irrelevant=ROPE_KEYS,
+        rope_share=0.5,
+        norm_eps=1.5625e-7,
+        read=read_glm,
+    )
+
+
 FAMILIES = (
-    Family(
-        model_type="glm",
-        architecture="GlmForCausalLM",
-        required=SIZES | {"num_key_value_heads"},
-        optional=OPTIONAL,
-        irrelevant=ROPE_KEYS,
-        rope_share=0.5,
-        norm_eps=1.5625e-7,
-        read=read_glm,
-    ),
-    Family(
-        model_type="glm4",
-        architecture="Glm4ForCausalLM",
-        required=SIZES | {"num_key_value_heads"},
-        optional=OPTIONAL,
-        irrelevant=ROPE_KEYS,
-        rope_share=0.5,
-        norm_eps=1.5625e-7,
-        read=read_glm,
-    ),
+    _dense("glm", "GlmForCausalLM"),
+    _dense("glm4", "Glm4ForCausalLM"),
     Family(
         model_type="glm4_moe",
         architecture="Glm4MoeForCausalLM",

@@ -55,19 +55,27 @@ def _read(reader: Reader, kv_heads: int, activation: str) -> ModelSpec:
     )
 
 
+# What GPT-2 and what descends from it call the sizes, their dropouts, and the options of a classifier's head.
+SPELLINGS = {
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "max_position_embeddings": "n_positions",
+}
+DROPOUTS = keys("resid_pdrop embd_pdrop attn_pdrop")
+SUMMARY = keys("summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout")
+
 FAMILIES = (
     Family(
         model_type="gpt2",
         architecture="GPT2LMHeadModel",
         required=keys("vocab_size n_embd n_head n_layer n_positions"),
         optional=keys("n_inner activation_function tie_word_embeddings"),
-        # n_ctx repeats n_positions in old files; the rest are dropouts, scalings and the classifier head's options.
-        irrelevant=keys(
-            """
-    n_ctx resid_pdrop embd_pdrop attn_pdrop scale_attn_weights
-    scale_attn_by_inverse_layer_idx reorder_and_upcast_attn gradient_checkpointing summary_type
-    summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
-    """
+        # n_ctx repeats n_positions in old files.
+        irrelevant=DROPOUTS
+        | SUMMARY
+        | keys(
+            "n_ctx scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn gradient_checkpointing"
         ),
         norm_eps=1e-5,
         read=read_gpt2,
@@ -78,21 +86,15 @@ FAMILIES = (
         required=keys("vocab_size n_embd n_head n_layer n_positions"),
         optional=keys("n_inner activation_function tie_word_embeddings multi_query"),
         fixed={"scale_attn_weights": (True,)},
-        irrelevant=keys(
+        irrelevant=DROPOUTS
+        | SUMMARY
+        | keys(
             """
-            resid_pdrop embd_pdrop attn_pdrop attention_softmax_in_fp32 scale_attention_softmax_in_fp32
-            inference_runner validate_runner_input runner_max_sequence_length pad_key_length pre_allocate_kv_cache
-            max_sequence_length
-            max_batch_size summary_type summary_use_proj summary_activation summary_proj_to_labels
-            summary_first_dropout
+            attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner validate_runner_input
+            runner_max_sequence_length pad_key_length pre_allocate_kv_cache max_sequence_length max_batch_size
             """
         ),
-        aliases={
-            "hidden_size": "n_embd",
-            "num_attention_heads": "n_head",
-            "num_hidden_layers": "n_layer",
-            "max_position_embeddings": "n_positions",
-        },
+        aliases=SPELLINGS,
         norm_eps=1e-5,
         read=read_gpt_bigcode,
     ),
