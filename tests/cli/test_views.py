@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import re
 
+import msgspec
 import pytest
+from rich.console import Console
+
+from fivefold.cli.render.validate import validate_view
+from fivefold.measure import Errors, validate
 
 SMALL = "--gpus 4 --seq 1024 --gbs 16"
 COMMANDS = [
@@ -178,3 +184,19 @@ def test_help_lists_every_flag_with_words(run) -> None:
     ]:
         assert flag in text
     assert "fivefold plan llama-3-8b --gpus 8" in text
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_an_error_and_its_sign_of_percent_stay_on_one_line(width: int) -> None:
+    """Names as long as any framework's and GPU's beside errors of every length."""
+    found = validate(sources=("simumax",))
+    errors = Errors(n=100, median_ape=0.043, p90_ape=0.09, bias=-0.061)
+    row = msgspec.structs.replace(
+        found.by_source[0], source="vtrain-single", gpu="h100-96g-500w", runtime="deepspeed-zero", n=1440, time=errors,
+        memory=errors, coverage80=1.0,
+    )  # fmt: skip
+    console = Console(file=io.StringIO(), width=width)
+    console.print(validate_view(msgspec.structs.replace(found, by_source=(row,)), every_row=False))
+    table = console.file.getvalue()  # type: ignore[attr-defined]
+    assert table.count("-6.1%") == table.count("4.3%") == table.count("9.0%") == 2
+    assert all(word in table for word in ("1440", "100%")) and (width < 100 or "deepspeed-zero" in table)

@@ -84,9 +84,8 @@ class _Numbers(Table):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         _, right, _, left = Padding.unpack(self.padding)
         room = options.max_width - (left + right + 1) * len(self.columns) - 1  # each has a divider, and the edge
-        cells = [max((len(line) for cell in column.cells for line in str(cell).split("\n")), default=0)
-                 for column in self.columns]  # fmt: skip
-        heads = [len(str(column.header)) for column in self.columns]
+        cells = [max(map(_longest, column.cells), default=0) for column in self.columns]
+        heads = [_longest(column.header) for column in self.columns]
         numbers = [column.justify == "right" for column in self.columns]
         least = [cell if number else min(cell, _WORD) for cell, number in zip(cells, numbers, strict=True)]
         widths = [max(pair) for pair in zip(least, heads, strict=True)]
@@ -97,6 +96,10 @@ class _Numbers(Table):
             for column, width, number in zip(self.columns, widths, numbers, strict=True):
                 column.width = width if number else None
         yield from super().__rich_console__(console, options)
+
+
+def _longest(cell: object) -> int:
+    return max(map(len, str(cell).split("\n")))
 
 
 def plain_table(*heads: tuple[str, str], title: str | None = None) -> Table:

@@ -62,9 +62,7 @@ def _sources(rows: Iterable[SourceErrors]) -> Table:
         ("\np90", ">"),
         ("\nbias", ">"),
     )
-    for column in table.columns[:3]:
-        column.no_wrap = True
-    table.padding = (0, 1, 0, 0)
+    table.padding = 0
     for each in rows:
         table.add_row(
             each.source,
