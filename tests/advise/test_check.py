@@ -10,6 +10,7 @@ import fivefold as ff
 from fivefold.advise.changes import best_of_each, single_changes
 from fivefold.advise.check import check
 from fivefold.advise.result import Check
+from fivefold.advise.waste import wasted
 from fivefold.estimate import Problem
 from fivefold.interop.megatron.commands import ScriptInputs
 from fivefold.interop.megatron.read import Asked, Reading, read_file, read_source
@@ -154,6 +155,13 @@ def test_waste_sums_to_the_step() -> None:
     compute = step.breakdown_s["compute"] / step.seconds.value
     assert 0.97 < compute + sum(shares.values()) <= 1.0 + 1e-9
     assert shares["tp"] == pytest.approx(step.breakdown_s["tp"] / step.seconds.value)
+
+
+def test_a_step_of_small_products_waits_for_the_host() -> None:
+    work = ff.Workload(seq_len=1024, global_batch=16)
+    first = wasted(ff.estimate(ff.load_model("gpt2"), ff.load_cluster("h100-sxm", gpus=4), work, Layout()))[0]
+    assert first["owner"] == "host" and first["share"] > 0.5
+    assert "launch" in first["message"]
 
 
 def test_a_script_with_variables_set_from_outside() -> None:

@@ -386,3 +386,13 @@ def test_its_logits_are_held_beside_the_main_ones(price, small):
     wide = replace(small["deepseek"], vocab=131072)
     plain, more = (price(replace(wide, mtp=n), Layout(ep=8)) for n in (0, 1))
     assert memory(more, "logits") > memory(plain, "logits")
+
+
+def test_what_graphs_take_away_is_the_wait_for_the_host(price) -> None:
+    """A few tokens over tp 8 take less than their launches."""
+    layout = Layout(tp=8)
+    without = price("llama", layout, gpus=8, seq_len=512, global_batch=8)
+    with_graphs = price("llama", layout, gpus=8, seq_len=512, global_batch=8, cuda_graphs=True)
+    assert part(with_graphs, "host") == 0 < 0.2 * seconds(without) < part(without, "host")
+    assert part(without, "compute") == part(with_graphs, "compute")
+    assert seconds(without) - seconds(with_graphs) == pytest.approx(part(without, "host"))

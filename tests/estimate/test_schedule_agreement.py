@@ -104,7 +104,7 @@ def test_even_stages_have_the_textbook_bubble(pp, m, small, price):
 
     model = replace(small["llama"], vocab=128)
     est = price(model, Layout(pp=pp), gpus=pp, global_batch=m, seq_len=16384)
-    busy = sum(est.step.breakdown_s[owner] for owner in ("compute", "recompute", "tp", "cp", "ep"))
+    busy = sum(est.step.breakdown_s[owner] for owner in ("compute", "host", "recompute", "tp", "cp", "ep"))
     assert est.step.breakdown_s["bubble"] / busy == pytest.approx((pp - 1) / m, rel=0.1)
 
 

@@ -18,6 +18,7 @@ def wasted(estimate: Estimate) -> tuple[Parts, ...]:
     total = step.seconds.value
     m, p = layout.num_micro_batches, layout.pp
     words = {
+        "host": "the GPU waits for the host to launch its operations",
         "recompute": f"{layout.recompute.kind} recomputation runs forward operations again",
         "tp": f"collectives of the {layout.tp} tensor-parallel ranks that nothing hides",
         "cp": f"exchange of keys and values between the {layout.cp} context-parallel ranks that nothing hides",
@@ -27,7 +28,7 @@ def wasted(estimate: Estimate) -> tuple[Parts, ...]:
         "bubble": f"ranks wait: {p} stages, {m} micro-batches"
         + (f", {layout.vpp} chunks each" if layout.vpp > 1 else ", no interleaving"),
         "optimizer": "the optimizer's own step",
-        "other": "host work between and inside steps",
+        "other": "the host's work between steps, and copies to its memory that nothing hides",
     }
     rows = [
         Parts(owner=owner, seconds=seconds, share=seconds / total, message=f"{words.get(owner, owner)}")

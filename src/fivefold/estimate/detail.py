@@ -172,8 +172,9 @@ class Detail:
         )
 
     def _breakdown(self) -> dict[str, float]:
-        """Owners of the step on the slowest rank, summing to the kernel's step seconds. pp is what transfers add to
-        the pipeline; bubble is the rest of the time that this rank waits."""
+        """Owners of the step on the slowest rank, summing to the kernel's step seconds. host is what a micro-batch's
+        passes wait for launches, recompute whatever running operations again adds, pp what transfers add to the
+        pipeline; bubble is the rest of the time that this rank waits."""
         kernel, v, m = self.kernel, self.kernel.variants, self.micro_batches
         count, again = self._count("count", self.slowest), self._count("again", self.slowest)
         once = m * (count @ (v.forward + v.backward)[0])
@@ -188,8 +189,10 @@ class Detail:
         waiting = free - sum(owners.values()) - gathers - copies
         bubble = waiting if waiting > _ROUNDING * free else 0.0
         at = [index for index, owner in enumerate(OWNERS) if owner not in COMMUNICATION]
+        busy = [index for index in at if OWNERS[index] != "host"]
         return {
-            "compute": float(once[at].sum()),
+            "compute": float(once[busy].sum()),
+            "host": float(once[OWNERS.index("host")]),
             "recompute": float(redone[at].sum()),
             "tp": owners["tp"],
             "cp": owners["cp"],

@@ -224,7 +224,7 @@ def _windowed(model: ModelSpec) -> bool:
 def _bubble(estimate: Estimate) -> SimpleRow:
     layout = estimate.layout
     parts = estimate.step.breakdown_s if estimate.step else {}
-    busy = sum(parts.get(name, 0.0) for name in ("compute", "recompute", "tp", "cp", "ep"))
+    busy = sum(parts.get(name, 0.0) for name in ("compute", "host", "recompute", "tp", "cp", "ep"))
     return SimpleRow(
         quantity="bubble over busy time",
         formula="(p - 1) / m" + (" / v" if layout.vpp > 1 else ""),

@@ -18,6 +18,7 @@ _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 # One colour per owner of the step and of memory, the same in every view.
 OWNER_STYLES = {
     "compute": "green",
+    "host": "bright_green",
     "recompute": "yellow",
     "tp": "blue",
     "cp": "cyan",
