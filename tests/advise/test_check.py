@@ -184,3 +184,18 @@ def test_the_verdict_says_what_could_turn_it() -> None:
     large, _ = checked(words.format(layers=90, more=""))
     assert not large.good
     assert "--fp8-param-gather" in large.summary
+
+
+def test_a_launch_of_megatron_fsdp_is_priced_by_its_profile() -> None:
+    fsdp = (
+        "--use-megatron-fsdp --ckpt-format fsdp_dtensor --use-distributed-optimizer "
+        "--data-parallel-sharding-strategy optim_grads_params"
+    )
+    text = LLAMA.format(fsdp).replace("--pipeline-model-parallel-size 4 ", "")
+    found, reading = checked(text)
+    assert (found.runtime, found.starts) == ("megatron-fsdp", True)
+    cluster = ff.load_cluster("h100-sxm", gpus=64)
+    ours = ff.estimate(reading.model, cluster, reading.work, reading.layout, runtime="megatron-fsdp")
+    assert found.estimate.step == ours.step
+    assert check(reading, cluster, "megatron@0.14", top=0).runtime == "megatron-fsdp@0.14"
+    assert checked(LLAMA.format("--use-distributed-optimizer"))[0].runtime == "megatron"

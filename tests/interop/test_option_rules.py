@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from fivefold.errors import FivefoldError
+from fivefold.interop.megatron.layout_options import layout_options
+from fivefold.interop.megatron.read import Asked, read_source
 from fivefold.interop.megatron.rules import RULES
 
 MOE = "--num-experts 8 --expert-model-parallel-size 2 "
 MAX1 = "export CUDA_DEVICE_MAX_CONNECTIONS=1"
 FSDP2 = "--use-torch-fsdp2 --no-gradient-accumulation-fusion --untie-embeddings-and-output-weights "
+FSDP = "--use-megatron-fsdp --ckpt-format fsdp_dtensor --data-parallel-sharding-strategy "
 
 # Rule -> (options that break it, options next to them that keep it). A pair may add what stands before the launch.
 CASES: dict[str, tuple[object, object]] = {
@@ -37,6 +40,7 @@ CASES: dict[str, tuple[object, object]] = {
     "fsdp2-tied": ("--use-torch-fsdp2 --no-gradient-accumulation-fusion", ""),
     "fsdp2-fp16": (FSDP2 + "--fp16", ""),
     "fsdp2-checkpoint": (FSDP2 + "--ckpt-format torch", ""),
+    "mfsdp-overlap": (FSDP + "optim_grads", FSDP + "optim_grads --overlap-grad-reduce"),
     "mfsdp-checkpoint": ("--use-megatron-fsdp", ""),
     "one-chunk-option": (
         "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2 "
@@ -170,8 +174,9 @@ def test_groups_that_are_ignored_are_silent_and_said(read) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    ["--use-megatron-fsdp --ckpt-format fsdp_dtensor", FSDP2, "--spec a b", "--hybrid-override-pattern M-M*",
-     "--skip-train", "--encoder-num-layers 3", "--checkpoint-activations"],
+    ["--use-megatron-fsdp --ckpt-format fsdp_dtensor", FSDP + "optim", "--data-parallel-sharding-strategy optim", FSDP2,
+     "--spec a b", "--hybrid-override-pattern M-M*", "--skip-train", "--encoder-num-layers 3",
+     "--checkpoint-activations"],
 )  # fmt: skip
 def test_another_kind_of_run_is_refused_with_its_line(read, options: str) -> None:
     with pytest.raises(FivefoldError) as caught:
@@ -203,3 +208,27 @@ def test_what_the_figures_leave_out_is_said(read) -> None:
     assert "--enable-cuda-graph" in notes and "--use-precision-aware-optimizer" in notes
     offloaded = read("--optimizer-cpu-offload --use-precision-aware-optimizer --optimizer-offload-fraction 0.5")
     assert offloaded.work.offload.optimizer == 0.5 and "--overlap-cpu-optimizer-d2h-h2d" in " ".join(offloaded.notes)
+
+
+@pytest.mark.parametrize(("strategy", "zero"), [("optim_grads", 2), ("optim_grads_params", 3)])
+def test_megatron_fsdp_is_read_and_written(read, strategy: str, zero: int) -> None:
+    """Where it shards everything it overlaps whatever is asked for; a change to less has to ask."""
+    found = read(FSDP + strategy + " --overlap-grad-reduce --use-distributed-optimizer")
+    assert (found.runtime, found.layout.zero, found.violations) == ("megatron-fsdp", zero, [])
+    assert read(f"--use-distributed-optimizer {FSDP}{strategy}").layout.overlap.param is (zero == 3)
+    options = layout_options(found.layout, 8, False)
+    words = " ".join(name if value is True else f"{name} {value}" for name, value in options.items())
+    again = read(f"{words} --ckpt-format fsdp_dtensor")
+    assert again.layout == found.layout and again.runtime == found.runtime
+    assert ("--overlap-grad-reduce" in options) == (zero == 2)
+
+
+def test_megatron_fsdp_by_its_older_name_and_in_a_recipe(read) -> None:
+    assert read("--use-custom-fsdp --data-parallel-sharding-strategy optim_grads_params").layout.zero == 3
+    recipe = (
+        "torchrun --nproc_per_node 8 pretrain.py model.tensor_model_parallel_size=1 ddp.use_megatron_fsdp=true "
+        "model.pipeline_model_parallel_size=1 train.micro_batch_size=1 train.global_batch_size=32 "
+        "model.seq_length=2048 ddp.data_parallel_sharding_strategy=optim_grads_params"
+    )
+    found = read_source(recipe, "x.sh", None, Asked(model="llama-3-8b"))
+    assert (found.style, found.runtime, found.layout.zero) == ("bridge", "megatron-fsdp", 3)

@@ -35,8 +35,10 @@ _LEAST_GAIN = 0.002  # of the step: less is noise even between two layouts of on
 def check(reading: Reading, cluster: Cluster, runtime: str = "megatron", top: int = 5) -> Check:
     """Validity, memory, time and the best `top` changes of a launch that was read.
 
-    cluster: with as many GPUs as the launch. Raises FivefoldError for an unknown runtime.
+    cluster: with as many GPUs as the launch. runtime: of a release of megatron the profile that the launch's options
+    ask for is taken. Raises FivefoldError for an unknown runtime.
     """
+    runtime = _profile(reading, runtime)
     problem = Problem(reading.model, cluster, reading.work, load_runtime(runtime))
     now = _estimated(reading, problem, runtime)
     return Check(
@@ -53,6 +55,12 @@ def check(reading: Reading, cluster: Cluster, runtime: str = "megatron", top: in
         changes=_changes(reading, problem, runtime, now, top),
         notes=(*reading.notes, *unusual(reading.work, reading.model)),
     )
+
+
+def _profile(reading: Reading, asked: str) -> str:
+    """`megatron@0.14` is megatron-fsdp@0.14 for a launch with --use-megatron-fsdp."""
+    _, at, version = asked.partition("@")
+    return f"{reading.runtime}{at}{version}" if load_runtime(asked).name == "megatron" else asked
 
 
 # ---------------------------------------------------------------- the launch as it stands

@@ -111,7 +111,8 @@ def _nothing(state: State, files: Files, name: str, line: int | None) -> Excepti
     return unreadable(
         name,
         f"no command in it starts training: none has options such as --num-layers or model.num_layers={said}",
-        "give the script that calls torchrun, srun or python with Megatron's options",
+        "give the script that calls torchrun, srun or python with Megatron's options. A launch of another framework is "
+        "not read; fivefold estimate prices its layout, with --runtime fsdp, torchtitan, deepspeed or nanotron",
         "no-launch",
     )
 

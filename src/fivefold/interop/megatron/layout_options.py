@@ -1,7 +1,8 @@
 """Layouts and the options that make them, in both directions.
 
 Semantics: Megatron-LM megatron/training/arguments.py (validate_args, read at 000c4ac24f) and Megatron-Core
-transformer_config and transformer_block: block recomputation counts layers per model chunk.
+transformer_config and transformer_block: block recomputation counts layers per model chunk. Megatron-FSDP turns both
+overlaps on where it shards everything (megatron_fsdp.py, MegatronFSDP.__init__).
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from fivefold.interop.megatron.given import Given
 from fivefold.interop.megatron.options import OPTION_OF
 from fivefold.interop.megatron.stage_text import counts_of
 from fivefold.layout.layout import RECOMPUTE_MODULES, Layout, Overlap, Recompute, RecomputeModule
+
+# What Megatron-FSDP shards, by stage of ZeRO (DistributedDataParallelConfig.data_parallel_sharding_strategy).
+SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 
 Options = dict[str, Any]  # option to value: text, or True for a switch; what is not there is left out
 
@@ -35,9 +39,10 @@ def read_layout(given: Given, layers: int, moe: bool) -> LayoutParts:
         parts.notes.append("--sequence-parallel does nothing with a tensor-model-parallel-size of 1: it is turned off.")
     stages = _stages(given, layers, pp, parts)
     vpp = stages.pop("vpp")
+    zero = _zero(given)
     overlap = Overlap(
-        grad=given.flag("--overlap-grad-reduce"),
-        param=given.flag("--overlap-param-gather"),
+        grad=given.flag("--overlap-grad-reduce") or zero == 3,
+        param=given.flag("--overlap-param-gather") or zero == 3,
         tp=given.flag("--tp-comm-overlap"),
         ep=given.flag("--overlap-moe-expert-parallel-comm"),
     )
@@ -50,7 +55,7 @@ def read_layout(given: Given, layers: int, moe: bool) -> LayoutParts:
         ep=given.integer("--expert-model-parallel-size") or 1,
         etp=_etp(given, tp, moe),
         dp_replicate=given.integer("--num-distributed-optimizer-instances") or 1,
-        zero=1 if given.flag("--use-distributed-optimizer") else 0,
+        zero=zero,
         sequence_parallel=sp and tp > 1,
         micro_batch=given.integer("--micro-batch-size", needed="Megatron-LM has no default for it") or 1,
         recompute=_recompute(given, layers, pp, vpp, parts),
@@ -58,6 +63,17 @@ def read_layout(given: Given, layers: int, moe: bool) -> LayoutParts:
         **stages,
     )
     return parts
+
+
+def is_fsdp(given: Given) -> bool:
+    """Whether Megatron-FSDP runs the launch's data parallelism; it had another name before."""
+    return given.flag("--use-megatron-fsdp") or given.flag("--use-custom-fsdp")
+
+
+def _zero(given: Given) -> int:
+    if is_fsdp(given):
+        return SHARDING.index(given.word("--data-parallel-sharding-strategy"))
+    return 1 if given.flag("--use-distributed-optimizer") else 0
 
 
 def _etp(given: Given, tp: int, moe: bool) -> int:
@@ -155,17 +171,26 @@ def layout_options(layout: Layout, layers: int, moe: bool, like: Given | None = 
         "layout.micro_batch": str(layout.micro_batch),
         "layout.sequence_parallel": (tp > 1 if layout.sequence_parallel is None else layout.sequence_parallel) or None,
         "layout.zero": layout.zero >= 1 or None,
+        "layout.fsdp": layout.zero >= 2 or None,
+        "layout.sharding": SHARDING[layout.zero] if layout.zero >= 2 else None,
         "layout.dp_replicate": str(layout.dp_replicate) if layout.dp_replicate > 1 else None,
-        "layout.overlap_grad": layout.overlap.grad or None,
-        "layout.overlap_param": (layout.zero >= 1 and layout.overlap.grad)
-        if layout.overlap.param is None
-        else layout.overlap.param,
+        **_overlap_options(layout, like),
         "layout.overlap_tp": layout.overlap.tp or None,
         "layout.overlap_ep": layout.overlap.ep or None,
         **pipeline,
         **_recompute_options(layout, like),
     }
     return {OPTION_OF[field_].name: value for field_, value in values.items() if value not in (None, False)}
+
+
+def _overlap_options(layout: Layout, like: Given | None) -> dict[str, Any]:
+    """Of data parallelism. Where everything is sharded they go without saying, and stay where they are said."""
+    overlap = layout.overlap
+    param = layout.zero >= 1 and overlap.grad if overlap.param is None else overlap.param
+    values = {"layout.overlap_grad": overlap.grad or None, "layout.overlap_param": param or None}
+    if layout.zero < 3:
+        return values
+    return {name: value for name, value in values.items() if like is not None and OPTION_OF[name].name in like}
 
 
 def _pipeline_options(layout: Layout, layers: int, like: Given | None) -> dict[str, Any]:

@@ -96,7 +96,7 @@ NEUTRAL: dict[str, str] = {
     --fp8-amax-compute-algo --fp8-quantizer-factory --onnx-safe --yaml-cfg --sft-tokenizer-prompt-format
     --kitchen-config-file --DDP-impl --symmetric-ar-type --bert-embedder-type --attention-backend
     --transformer-impl --moe-token-dispatcher-type --cuda-graph-impl --cuda-graph-scope --main-grads-dtype
-    --main-params-dtype --exp-avg-dtype --exp-avg-sq-dtype --data-parallel-sharding-strategy
+    --main-params-dtype --exp-avg-dtype --exp-avg-sq-dtype
     """,
     "ints": """
     --iterations-to-skip --profile-ranks --mrope-section --hierarchical-context-parallel-sizes
@@ -160,8 +160,6 @@ UNMODELLED: tuple[tuple[str, str, str], ...] = (
 
 # (option, kind, why a run with it cannot be priced).
 REFUSED: tuple[tuple[str, str, str], ...] = (
-    ("--use-megatron-fsdp", "flag", "Megatron-FSDP shards parameters, which the megatron profile does not model"),
-    ("--use-custom-fsdp", "flag", "Megatron-FSDP shards parameters, which the megatron profile does not model"),
     ("--use-torch-fsdp2", "flag", "torch FSDP2 inside Megatron is not modelled; --runtime fsdp plans FSDP2 itself"),
     ("--hybrid-override-pattern", "text", "hybrid models are not read from options; plan one from its config.json"),
     ("--hybrid-layer-pattern", "text", "hybrid models are not read from options; plan one from its config.json"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from fivefold.errors import FivefoldError
 from fivefold.interop.megatron.commands import Launch, ScriptInputs, find_launch
 from fivefold.interop.megatron.given import Given, Setting
-from fivefold.interop.megatron.layout_options import read_layout
+from fivefold.interop.megatron.layout_options import SHARDING, is_fsdp, read_layout
 from fivefold.interop.megatron.model import ModelParts, build_model, padded_vocab
 from fivefold.interop.megatron.notes import Assumed, assumed_values, left_out, odd_vocabulary
 from fivefold.interop.megatron.options import OPTIONS
@@ -60,6 +60,11 @@ class Reading:
     violations: list[Violation] = field(default_factory=list)
     assumed: list[Assumed] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def runtime(self) -> str:
+        """The profile of the launch's data parallelism."""
+        return "megatron-fsdp" if is_fsdp(self.given) else "megatron"
 
     @property
     def unknown(self) -> list[Setting]:
@@ -234,12 +239,20 @@ def _refuse(given: Given) -> None:
                 option=option,
                 value=setting.text or True,
             )
-    sharding = given.text("--data-parallel-sharding-strategy")
-    if sharding not in (None, "no_shard"):
+    option = "--data-parallel-sharding-strategy"
+    sharding, fsdp = given.word(option), is_fsdp(given)
+    modelled = SHARDING[2:] if fsdp else SHARDING[:1]
+    if sharding not in modelled:
+        why = (
+            "Megatron-FSDP is modelled where it shards gradients at least"
+            if fsdp
+            else "without --use-megatron-fsdp it shards nothing"
+        )
+        place = next(at for at in map(given.place, (option, "--use-megatron-fsdp", "--use-custom-fsdp")) if at)
         raise FivefoldError(
-            f"--data-parallel-sharding-strategy {sharding}: only no_shard is modelled.",
+            f"{option} {sharding} at {place}: {why}, so this launch cannot be checked. Give {' or '.join(modelled)}.",
             code="not-modelled",
-            option="--data-parallel-sharding-strategy",
+            option=option,
             value=sharding,
-            legal=["no_shard"],
+            legal=list(modelled),
         )
