@@ -120,6 +120,42 @@ def test_numbers_as_people_write_them(tmp_path):
     assert (row.gpus, row.sp, row.gbs) == (1024, 1, 512)
 
 
+@pytest.mark.parametrize(
+    ("column", "cell", "number"),
+    [
+        ("seq", "4k", 4096), ("seq", "8K tokens", 8192), ("seq", "8,192", 8192), ("gbs", "4M tokens", 4 << 20),
+        ("gbs", "512 (4M tokens)", 512), ("gpus", "64 (8x8)", 64), ("vpp", "2 (interleaved)", 2), ("vpp", "0", 1),
+        ("ep", "0", 1), ("ep", "n/a", None), ("dp", "-", None), ("vocab", "32k", 32_000), ("params_b", "350M", 0.35),
+        ("params_b", "8B", 8), ("params_b", "1T", 1000), ("zero", "ZeRO-1", 1), ("zero", "stage 3", 3), ("sp", "on", 1),
+        ("dist_opt", "off", 0), ("step_time_s", "843 ms", 0.843), ("step_time_s", "~1.2s", 1.2),
+        ("peak_mem_gb", "61440 MiB", 60), ("peak_mem_gb", "60 GB", 60), ("tokens_per_s_per_gpu", "12.5k", 12_500),
+    ],
+)  # fmt: skip
+def test_numbers_with_their_multiples_units_and_remarks(tmp_path, column, cell, number):
+    row = read_runs(_write(tmp_path, f'id,{column}\na-1,"{cell}"\n')).runs[0]
+    assert getattr(row, column) == (number if number is None else pytest.approx(number))
+
+
+@pytest.mark.parametrize("cell", ["two", "4k x", "1-2", "2/4", "k", "~", "(4)", "0x10", "zero"])
+def test_what_is_no_number_is_still_a_mistake(tmp_path, cell):
+    with pytest.raises(FivefoldError, match="finite number"):
+        read_runs(_write(tmp_path, f"id,tp\na-1,{cell}\n"))
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "word"),
+    [
+        ("precision_kind", "FP8-hybrid", "fp8"), ("precision_kind", "bf16-mixed", "bf16"),
+        ("recompute_kind", "selective (core)", "selective"), ("mem_kind", "max_memory_allocated", "allocated"),
+    ],
+)  # fmt: skip
+def test_the_one_known_word_of_a_cell_is_what_it_says(tmp_path, column, cell, word):
+    assert getattr(read_runs(_write(tmp_path, f"id,{column}\na-1,{cell}\n")).runs[0], column) == word
+    for both in ("fp8 or bf16", "allocated/reserved", "full or none"):
+        with pytest.raises(FivefoldError, match="use one of"):
+            read_runs(_write(tmp_path, f"id,{column}\na-1,{both}\n"))
+
+
 def test_what_is_no_file_is_refused(tmp_path):
     for path in (tmp_path / "missing.csv", tmp_path, "a\0b"):
         with pytest.raises(FivefoldError, match="To go on"):

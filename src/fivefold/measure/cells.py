@@ -17,8 +17,26 @@ CLOSED: dict[str, tuple[str, ...]] = {
     "mem_kind": ("allocated", "reserved", "nvidia-smi", "unknown"),
 }
 _FLAGS = ("gated_mlp", "tied_embeddings", "sp", "dist_opt")
-_SWITCHES = {"true": "1", "false": "0", "yes": "1", "no": "0"}
+_SWITCHES = {"true": "1", "false": "0", "yes": "1", "no": "0", "y": "1", "n": "0", "on": "1", "off": "0"}
+# What people write in a column of numbers where a source states none.
+_NOT_STATED = ("-", "\u2013", "\u2014", "?", "n/a", "na", "none", "null", "tbd", "unknown", "not stated")
+# "~4k tokens (fixed)": about, the number, its multiple, its unit, a remark.
+_WRITTEN = re.compile(
+    r"(?:~|\u2248|about |approx\.? ?|ca\.? ?)?(?P<number>\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?) ?(?P<multiple>[kmbt](?![a-z]))?"
+    r"(?: ?(?P<unit>tokens|tok|sequences|seqs?|samples|params|gpus?|gib|gb|mib|mb|ms|s|sec|seconds|tflops?(?:/s)?))?"
+    r"(?: ?\([^()]*\))?",
+    re.IGNORECASE,
+)
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
+# Lengths and batches are powers of two: "4k" is 4,096. Parameters are counted in billions.
+_BINARY = {"k": 2.0**10, "m": 2.0**20, "b": 2.0**30}
+_DECIMAL = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+_BILLIONS = {"m": 1e-3, "b": 1.0, "t": 1e3}
+_MULTIPLES = {"seq": _BINARY, "gbs": _BINARY, "hidden": _BINARY, "ffn": _BINARY, "params_b": _BILLIONS}
+_UNITS = {"ms": 1e-3, "mib": 2.0**-10, "mb": 1e-3}
+_STAGE = re.compile(r"(?:zero|stage)[-_ ]*(?:stage|dp)?[-_ ]*([0-3])", re.IGNORECASE)
+# Degrees of which 0 means that the axis is off.
+_OFF_AT_ZERO = ("cp", "vpp", "ep", "etp")
 _MAY_BE_ZERO = (*_FLAGS, "zero", "shared_experts", "experts", "topk", "moe_ffn")
 # The most that a column may hold, far beyond any run, so that a mistyped number fails at once instead of taking the
 # machine's memory: layouts and groups are counted out rank by rank and block by block.
@@ -40,14 +58,19 @@ def kinds(row: type) -> dict[str, type]:
 
 
 def value(cell: str, name: str, kind: type, place: str) -> Any:
-    """What a cell of the column `name` says. Raises FivefoldError, naming the place, for what it may not hold."""
+    """What a cell of the column `name` says, None for a number that is said not to be stated. Raises FivefoldError,
+    naming the place, for what it may not hold."""
     if kind is str:
         return _word(cell, name, place)
+    if cell.lower() in _NOT_STATED:
+        return None
     number = _number(cell, name, place)
     if name in _FLAGS and number not in (0, 1):
         raise mistake(place, f"{cell[:80]} has to be 0 or 1", "correct it", (0, 1))
     if kind is int and number != int(number):
         raise mistake(place, f"{cell[:80]} has to be a whole number", "correct it")
+    if number == 0 and name in _OFF_AT_ZERO:
+        return 1
     least, most = 0 if name in _MAY_BE_ZERO else _LEAST, _MOST_OF.get(name, _MOST[kind])
     if number < least:
         raise mistake(place, f"{cell[:80]} has to be {'above 0' if least else '0 or more'}", "correct it")
@@ -61,6 +84,10 @@ def _word(cell: str, name: str, place: str) -> str:
         return cell
     word = cell.lower()
     if word not in CLOSED[name]:
+        # "fp8_blockwise", "bf16-mixed", "max_memory_allocated": the one word of the vocabulary among its parts.
+        parts = {part for part in re.split(r"[^a-z0-9]+", word) if part in CLOSED[name]}
+        if len(parts) == 1:
+            return parts.pop()
         raise mistake(place, f"{word[:80]!r} is unknown", f"use one of {', '.join(CLOSED[name])}", CLOSED[name])
     return word
 
@@ -68,15 +95,32 @@ def _word(cell: str, name: str, place: str) -> str:
 def _number(cell: str, name: str, place: str) -> float:
     if name in _FLAGS:
         cell = _SWITCHES.get(cell.lower(), cell)
-    elif _THOUSANDS.fullmatch(cell):
-        cell = cell.replace(",", "")
-    try:
-        number = float(cell)
-    except ValueError:
-        number = math.nan
+    stage = _STAGE.search(cell) if name == "zero" else None
+    number = float(stage[1]) if stage else _plain(cell)
+    if math.isnan(number):
+        number = _written(cell, name)
     if not math.isfinite(number):
         raise mistake(place, f"{cell[:80]!r} is not a finite number", "give a number, or nothing where not stated")
     return number
+
+
+def _plain(cell: str) -> float:
+    try:
+        return float(cell.replace(",", "") if _THOUSANDS.fullmatch(cell) else cell)
+    except ValueError:
+        return math.nan
+
+
+def _written(cell: str, name: str) -> float:
+    """The number of "4k", "~60 GB", "64 (8 nodes)" or "350M", not a number where a cell is none of these."""
+    found = _WRITTEN.fullmatch(cell)
+    if found is None:
+        return math.nan
+    multiples, multiple = _MULTIPLES.get(name, _DECIMAL), (found["multiple"] or "").lower()
+    if multiple and multiple not in multiples:
+        return math.nan
+    scale = multiples[multiple] if multiple else 1.0
+    return _plain(found["number"]) * scale * _UNITS.get((found["unit"] or "").lower(), 1.0)
 
 
 def mistake(where: str, problem: str, remedy: str, legal: Iterable[Any] | None = None) -> FivefoldError:

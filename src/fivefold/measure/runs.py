@@ -289,8 +289,9 @@ def _row(cells: list[str], columns: list[tuple[int, str]], width: int, where: st
         place = f"{where}, column {name}"
         if len(cell) > MAX_CELL:
             raise mistake(place, f"a cell of {len(cell):,} characters", f"keep cells under {MAX_CELL:,}")
-        if cell:
-            fields[name] = value(cell, name, _KINDS[name], place)
+        said = value(cell, name, _KINDS[name], place) if cell else None
+        if said is not None:
+            fields[name] = said
     if "id" not in fields:
         raise mistake(f"{where}, column id", "it is blank", "give every run an id")
     return Run(**fields)
