@@ -201,7 +201,7 @@ def test_models_that_columns_cannot_build_come_from_the_catalogue():
     case = convert(row)
     assert count_params(case.model).total / 1e9 == pytest.approx(671, rel=0.01)
     assert "architecture" in case.assumed
-    smaller = convert(msgspec.structs.replace(row, layers=8, vocab=1000))
+    smaller = convert(msgspec.structs.replace(row, model="ours", layers=8, vocab=1000))
     assert smaller.model.kinds[0].mixer.kv_lora_rank == 512  # type: ignore[union-attr]
     assert "latent_sizes" in smaller.assumed
 
@@ -334,11 +334,13 @@ def test_norms_of_queries_and_keys_are_the_catalogues():
     qwen = load_model("qwen3-30b-a3b")
     block = qwen.runs[0].block
     run = experts(model="qwen", layers=qwen.layers, hidden=qwen.hidden, vocab=qwen.vocab, heads=block.mixer.heads)
-    run = msgspec.structs.replace(run, experts=block.feed.num_experts, topk=block.feed.top_k)
+    run = msgspec.structs.replace(run, experts=block.feed.num_experts, topk=block.feed.top_k, moe_ffn=block.feed.ffn)
+    run = msgspec.structs.replace(run, kv_heads=block.mixer.kv_heads, head_dim=block.mixer.head_dim)
     case = convert(run)
     assert case.model.runs[0].block.mixer.qk_norm
     assert "architecture" in case.assumed
-    assert not convert(msgspec.structs.replace(run, hidden=4096)).model.runs[0].block.mixer.qk_norm
+    for other in ({"hidden": 4096}, {"kv_heads": 8}, {"moe_ffn": 1024}):
+        assert not convert(msgspec.structs.replace(run, **other)).model.runs[0].block.mixer.qk_norm
 
 
 @pytest.mark.parametrize(

@@ -338,6 +338,27 @@ def test_what_columns_cannot_say_is_refused_by_name(changes, reason):
         _case(**changes)
 
 
+def test_a_model_of_another_name_with_some_of_the_same_sizes_is_not_taken_for_it():
+    """Phi-4 has OLMo 2 13B's blocks, width, heads and vocabulary, and other keys and feed-forwards."""
+    phi = {"layers": 40, "hidden": 5120, "ffn": 17920, "heads": 40, "kv_heads": 10, "vocab": 100352}
+    block = _block(model="phi-4", **phi)
+    assert (block.norms, block.feed.ffn, block.mixer.kv_heads, block.mixer.qk_norm) == ("pre", 17920, 10, False)
+    olmo = phi | {"ffn": 13824, "kv_heads": 40}
+    assert _block(model="ours", **olmo).norms == "post"
+
+
+def test_what_the_name_says_of_blocks_holds_where_sizes_agree():
+    """Side-by-side sublayers, biases on scores: what no column says. A padded vocabulary is no other model."""
+    falcon = {"layers": 60, "hidden": 8192, "ffn": 32768, "heads": 128, "kv_heads": 8, "head_dim": 64, "gated_mlp": 0}
+    case = _case(model="falcon-40b", vocab=65536, **falcon)
+    assert case.model.runs[0].block.parallel
+    assert (case.model.vocab, case.model.max_position, case.model.tied_embeddings) == (65536, 4096, True)
+    assert not _case(model="falcon-40b", vocab=65536, tied_embeddings=0, **falcon).model.tied_embeddings
+    assert _case(model="falcon-40b", vocab=65024, **falcon | {"layers": 6}).model.layers == 6
+    assert not _block(model="falcon-40b", vocab=65024, **falcon | {"ffn": 16384}).parallel
+    assert not _block(model="falcon-40b", vocab=65024, experts=8, topk=2, **falcon).parallel
+
+
 def test_an_encoder_is_priced_as_the_decoder_of_its_sizes():
     bert = {
         "model": "bert-large",

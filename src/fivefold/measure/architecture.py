@@ -85,13 +85,28 @@ def _with_vocabulary(run: Run, assumed: set[str]) -> Run:
 
 def _of_name(run: Run, like: ModelSpec) -> ModelSpec | None:
     """The catalogue's model of a row's name, unless the row states another size: where it states no blocks, and where
-    columns cannot build its blocks (its first ones, of a cut-down)."""
-    stated = {name: getattr(run, name) for name in sizes_of(like) if name != "layers"}
-    if any(value not in (None, sizes_of(like)[name]) for name, value in stated.items()):
-        return None
+    columns cannot build its blocks (its first ones, of a cut-down). A vocabulary that is padded, or embeddings that are
+    untied, leave the blocks as they are."""
+    around = ("layers", "vocab", "tied_embeddings")
     if run.layers is None:
-        return like
-    return load_model(like.name, layers=run.layers) if like in _mixed_models() and run.layers <= like.layers else None
+        return None if _contradicts(run, sizes_of(like), around[:1]) else like
+    if like not in _mixed_models() or run.layers > like.layers or _contradicts(run, sizes_of(like), around):
+        return None
+    model, seq = load_model(like.name, layers=run.layers), int(run.seq or 1)
+    return msgspec.structs.replace(
+        model,
+        vocab=run.vocab or model.vocab,
+        tied_embeddings=model.tied_embeddings if run.tied_embeddings is None else bool(run.tied_embeddings),
+        max_position=max(model.max_position, seq),
+        learned_positions=max(model.learned_positions, seq) if model.learned_positions else 0,
+    )
+
+
+def _contradicts(run: Run, sizes: dict[str, int], beside: tuple[str, ...] = ()) -> bool:
+    """Whether a row states a size otherwise, `beside` some."""
+    stated = {name: getattr(run, name) for name in sizes if name not in beside}
+    others = (run.experts or 0) > 1 and "experts" not in sizes
+    return others or any(value not in (None, sizes[name]) for name, value in stated.items())
 
 
 def _experts(model: ModelSpec) -> int | None:
@@ -131,8 +146,11 @@ def _mixed_models() -> tuple[ModelSpec, ...]:
 
 
 def _is_peculiar(block: Block) -> bool:
-    """Whether a block has what no column says: latent attention, norms of queries and keys."""
+    """Whether a block has what no column says: latent attention, norms of queries and keys or after a sublayer,
+    sublayers side by side."""
     mixer = block.mixer
+    if block.parallel or block.norms != "pre":
+        return True
     return isinstance(mixer, LatentAttention) or (isinstance(mixer, Attention) and mixer.qk_norm)
 
 
@@ -142,12 +160,14 @@ def _has_mtp(name: str) -> bool:
 
 
 def _catalogued(run: Run) -> ModelSpec | None:
-    """The catalogue's model with a row's layers, hidden size, heads and experts, where columns cannot build it."""
+    """The catalogue's model with a row's layers, hidden size, heads and experts, and no other size than the row states,
+    where columns cannot build it."""
     for model in _mixed_models():
         last = model.runs[-1].block
         attention = softmax_attention(last.mixer)
         sizes = (model.layers, model.hidden, model.vocab, _experts(model), attention.heads if attention else None)
-        if sizes == (run.layers, run.hidden, run.vocab, run.experts, run.heads):
+        same = sizes == (run.layers, run.hidden, run.vocab, run.experts, run.heads)
+        if same and not _contradicts(run, sizes_of(model), ("shared_experts", "tied_embeddings", "gated_mlp")):
             return model
     return None
 

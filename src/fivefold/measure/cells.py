@@ -22,8 +22,8 @@ _SWITCHES = {"true": "1", "false": "0", "yes": "1", "no": "0", "y": "1", "n": "0
 _NOT_STATED = ("-", "\u2013", "\u2014", "?", "n/a", "na", "none", "null", "tbd", "unknown", "not stated")
 # "~4k tokens (fixed)": about, the number, its multiple, its unit, a remark.
 _WRITTEN = re.compile(
-    r"(?:~|\u2248|about |approx\.? ?|ca\.? ?)?(?P<number>\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?) ?(?P<multiple>[kmbt](?![a-z]))?"
-    r"(?: ?(?P<unit>tokens|tok|sequences|seqs?|samples|params|gpus?|gib|gb|mib|mb|ms|s|sec|seconds|tflops?(?:/s)?))?"
+    r"(?:~|\u2248|about |approx\.? ?|ca\.? ?)?(?P<number>\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)"
+    r" ?(?P<multiple>[kmbt](?![a-z]))?(?: ?(?P<unit>tokens|tok|sequences|seqs?|samples|params|gpus?|gib|gb|mib|mb|ms|s|sec|seconds|tflops?(?:/s)?))?"
     r"(?: ?\([^()]*\))?",
     re.IGNORECASE,
 )
