@@ -359,6 +359,23 @@ def test_what_the_name_says_of_blocks_holds_where_sizes_agree():
     assert not _block(model="falcon-40b", vocab=65024, experts=8, topk=2, **falcon).parallel
 
 
+@pytest.mark.parametrize(
+    ("model", "arch", "sizes", "billions"),
+    [
+        ("nemotronh-56b", "hybrid", {"layers": 118, "hidden": 8192, "ffn": 32768, "heads": 64, "vocab": 131072}, 56.3),
+        ("Nemotron_3_Nano", "hybrid/moe", {}, 31.6),
+        ("Nemotron_3_Nano", "hybrid/moe", {"experts": 128, "topk": 6, "moe_ffn": 1856, "shared_experts": 1}, 31.6),
+        ("nemotron-nano-9b-v2", "hybrid", {}, 8.9),
+    ],
+)
+def test_hybrids_of_the_catalogue_are_read_whatever_their_architecture_is_called(model, arch, sizes, billions):
+    case = _case(**NO_SIZES | sizes, model=model, arch=arch)
+    assert count_params(case.model).total / 1e9 == pytest.approx(billions, rel=0.01)
+    assert predict(choose(case)).seconds.value > 0
+    with pytest.raises(Unconvertible, match="cannot be built"):
+        _case(**NO_SIZES | {"layers": 118, "hidden": 8192}, model="ours", arch=arch)
+
+
 def test_an_encoder_is_priced_as_the_decoder_of_its_sizes():
     bert = {
         "model": "bert-large",

@@ -87,10 +87,10 @@ def _of_name(run: Run, like: ModelSpec) -> ModelSpec | None:
     """The catalogue's model of a row's name, unless the row states another size: where it states no blocks, and where
     columns cannot build its blocks (its first ones, of a cut-down). A vocabulary that is padded, or embeddings that are
     untied, leave the blocks as they are."""
-    around = ("layers", "vocab", "tied_embeddings")
-    if run.layers is None:
-        return None if _contradicts(run, sizes_of(like), around[:1]) else like
-    if like not in _mixed_models() or run.layers > like.layers or _contradicts(run, sizes_of(like), around):
+    around = ("layers", "vocab", "tied_embeddings", "shared_experts")
+    if _contradicts(run, sizes_of(like), around):
+        return None
+    if run.layers is not None and (like not in _mixed_models() or run.layers > like.layers):
         return None
     model, seq = load_model(like.name, layers=run.layers), int(run.seq or 1)
     return msgspec.structs.replace(

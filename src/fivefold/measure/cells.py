@@ -23,7 +23,8 @@ _NOT_STATED = ("-", "\u2013", "\u2014", "?", "n/a", "na", "none", "null", "tbd",
 # "~4k tokens (fixed)": about, the number, its multiple, its unit, a remark.
 _WRITTEN = re.compile(
     r"(?:~|\u2248|about |approx\.? ?|ca\.? ?)?(?P<number>\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)"
-    r" ?(?P<multiple>[kmbt](?![a-z]))?(?: ?(?P<unit>tokens|tok|sequences|seqs?|samples|params|gpus?|gib|gb|mib|mb|ms|s|sec|seconds|tflops?(?:/s)?))?"
+    r" ?(?P<multiple>[kmbt](?![a-z]))?"
+    r"(?: ?(?P<unit>tokens|tok|sequences|seqs?|samples|params|gpus?|gib|gb|mib|mb|ms|s|sec|seconds|tflops?(?:/s)?))?"
     r"(?: ?\([^()]*\))?",
     re.IGNORECASE,
 )
