@@ -66,11 +66,32 @@ def _block(**changes) -> Any:
         ("mesh-transformer-jax", "megatron-fsdp", 3),
         ("ColossalAI Gemini", "deepspeed-zero", 3),
         ("Colossal-AI", "deepspeed", 0),
+        ("Optimum Habana", "fsdp1", 3),
+        ("Optimum Neuron", "megatron-fsdp", 3),
+        ("PaLM (Pathways)", "megatron-fsdp", 3),
+        ("VeOmni", "fsdp", 3),
+        ("ModelLink (Ascend)", "megatron", 1),
+        ("verl", "fsdp1", 3),
         ("somebody's own", "megatron", 1),
     ],
 )
 def test_frameworks_under_other_spellings(framework, runtime, zero):
     case = _case(framework=framework)
+    assert (case.runtime, case.layout.zero) == (runtime, zero)
+
+
+@pytest.mark.parametrize(
+    ("framework", "notes", "runtime", "zero"),
+    [
+        ("LLaMA-Factory", "full fine-tuning; DeepSpeed ZeRO-2", "deepspeed-zero", 2),
+        ("ms-swift", "DeepSpeed", "deepspeed-zero", 3),
+        ("Axolotl", "fsdp_version: 2", "fsdp", 3),
+        ("Axolotl", None, "fsdp1", 3),
+        ("Megatron-LM", "compared with DeepSpeed ZeRO-3", "megatron", 1),
+    ],
+)
+def test_what_a_trainer_runs_its_steps_by_is_in_the_notes(framework, notes, runtime, zero):
+    case = _case(framework=framework, notes=notes)
     assert (case.runtime, case.layout.zero) == (runtime, zero)
 
 
@@ -112,6 +133,32 @@ def test_hybrid_shards_lie_inside_a_node():
     assert _case(framework="PyTorch HSDP").layout.dp_replicate == 8
     assert _case(framework="torchtitan", notes="dp_replicate=2").layout.dp_replicate == 2
     assert _case(framework="PyTorch FSDP").layout.dp_replicate == 1
+    for words, groups in (("4 replica groups", 4), ("HSDP, 2 groups of 32", 2), ("dp_shard=16", 4), ("8 groups", 1)):
+        assert _case(framework="PyTorch FSDP", notes=words).layout.dp_replicate == groups
+    assert _case(framework="PyTorch FSDP", notes="full sharding, 8 nodes; GQA with 8 groups").layout.dp_replicate == 1
+
+
+def test_a_frozen_model_may_be_held_in_4_bits():
+    row = {"framework": "Axolotl", "gpus": 8, "gbs": 8}
+    lora, qlora = (_case(**row, notes=notes).work for notes in ("LoRA", "QLoRA, 4-bit"))
+    assert (lora.base_precision, qlora.base_precision) == ("compute", "nf4")
+    assert (qlora.trained, qlora.lora is not None) == ("adapters", True)
+    assert _case(**row, notes="QLoRA", precision="nf4 4-bit", precision_kind=None).work.precision == "bf16"
+    assert _case(**row, notes="4-bit optimizer").work.base_precision == "compute"
+
+
+@pytest.mark.parametrize(
+    ("framework", "notes", "vpp", "expected"),
+    [
+        ("torchtitan", "DualPipeV", None, ("dualpipev", 2)), ("torchtitan", "ZBVZeroBubble", None, ("zbv", 2)),
+        ("Megatron-LM", "zero bubble", 1, ("zb-h1", 1)), ("Megatron-LM", "zero bubble", 2, ("zbv", 2)),
+        ("Megatron-LM", "zero bubble", None, ("zbv", 2)), ("GPipe", None, None, ("afab", 1)),
+        ("Megatron-LM", "no zero bubble", 2, (None, 2)), ("Megatron-LM", "1F1B", None, (None, 1)),
+    ],
+)  # fmt: skip
+def test_schedules_in_words(framework, notes, vpp, expected):
+    layout = _case(framework=framework, notes=notes, vpp=vpp, pp=4, dp=16).layout
+    assert (layout.schedule, layout.vpp) == expected
 
 
 def test_ulysses_exchanges_heads():

@@ -33,6 +33,8 @@ from fivefold.measure.hardware import cluster_of
 from fivefold.measure.recipes import changes_of, options_of
 from fivefold.measure.runs import Run
 from fivefold.measure.words import (
+    denied,
+    holds_4_bits,
     is_finetuned,
     is_ulysses,
     offloaded,
@@ -74,13 +76,16 @@ class Unconvertible(Exception):  # noqa: N818  (the reason why a row is skipped;
 # Without these a row is no run of a model on a cluster.
 _NEEDED = ("seq", "gbs", "gpu", "gpus", "tp")
 _SCHEDULES: tuple[tuple[str, ScheduleKind], ...] = (
-    ("zbv", "zbv"),
-    ("zb-v", "zbv"),
-    ("dualpipev", "dualpipev"),
-    ("zb-h1", "zb-h1"),
-    ("gpipe", "afab"),
-    ("afab", "afab"),
+    (r"\bzb-?v", "zbv"),
+    (r"dual-?pipe-?v", "dualpipev"),
+    (r"\bzb-?h1", "zb-h1"),
+    (r"zero[- ]?bubble", "zbv"),
+    (r"zero[- ]?bubble", "zb-h1"),
+    (r"g-?pipe\b", "afab"),
+    (r"\bafab\b|all-forward-all-backward", "afab"),
 )
+# Of these the two chunks of a rank are a V (Qi et al. 2024; DeepSeek's DualPipe repository).
+_V_SHAPED: dict[ScheduleKind, int] = {"zbv": 2, "dualpipev": 2}
 # Its point is that exchanges of experts run beside the other direction's compute (DeepSeek-V3 report, 3.2.1).
 _DUALPIPE = re.compile(r"\bdual-?pipe", re.IGNORECASE)
 _LARGE_BUBBLE, _MOST_CHUNKS = 0.25, 12
@@ -179,6 +184,7 @@ def _workload(run: Run, line: Framework, runtime: str, cluster: Cluster, assumed
         document_length=line.packs_documents if is_finetuned(run) else None,
         document_lengths="equal",
         lora=_ADAPTERS if trains_adapters(run) else None,
+        base_precision="nf4" if trains_adapters(run) and holds_4_bits(run) else "compute",
     )
 
 
@@ -231,6 +237,7 @@ def _chunks(run: Run, pp: int, model: ModelSpec, line: Framework, assumed: set[s
         return 1
     if run.vpp is None:
         assumed.add("vpp")
+    named = _schedules_of(run)
     usual = 2 if re.search(r"\binterleaved", run.notes or "", re.IGNORECASE) else 1
     sequences = (run.mbs or 1) * max((run.gpus or 1) // ((run.tp or 1) * (run.cp or 1) * pp), 1)
     micro_batches = (run.gbs or 1) // sequences
@@ -243,7 +250,7 @@ def _chunks(run: Run, pp: int, model: ModelSpec, line: Framework, assumed: set[s
     places = next((places for places in (model.layers, model.layers + 2) if places % pp == 0), None)
     if most > 1 and places is not None:
         usual = max(v for v in range(1, most + 1) if places // pp % v == 0)
-    vpp = run.vpp or usual
+    vpp = run.vpp or (_V_SHAPED.get(named[0], 1) if named else usual)
     # Interleaving runs micro-batches in groups of pp; a batch that has no whole groups is priced without.
     whole_groups = micro_batches % pp == 0
     if vpp > 1 and not whole_groups:
@@ -252,13 +259,18 @@ def _chunks(run: Run, pp: int, model: ModelSpec, line: Framework, assumed: set[s
 
 
 def _schedule(run: Run, pp: int, vpp: int, assumed: set[str]) -> ScheduleKind | None:
-    text = f"{run.framework} {run.notes}".lower()
-    if pp > 1 and _DUALPIPE.search(text) and "dualpipev" not in text:
-        assumed.add("schedule")  # two copies of the parameters, from both ends: priced as any other pipeline
-    if pp == 1 or "pipeline" not in text:
+    if pp == 1:
         return None
-    fits = {"zbv": 2, "dualpipev": 2}
-    return next((kind for word, kind in _SCHEDULES if word in text and vpp == fits.get(kind, 1)), None)
+    named = _schedules_of(run)
+    if _DUALPIPE.search(f"{run.framework} {run.notes}") and "dualpipev" not in named:
+        assumed.add("schedule")  # two copies of the parameters, from both ends: priced as any other pipeline
+    return next((kind for kind in named if vpp == _V_SHAPED.get(kind, 1)), None)
+
+
+def _schedules_of(run: Run) -> list[ScheduleKind]:
+    """What a row's words may mean, first choices first; which it is the number of its chunks says."""
+    text = f"{run.framework or ''} {run.notes or ''}".lower()
+    return [kind for pattern, kind in _SCHEDULES if re.search(pattern, text) and not denied(pattern).search(text)]
 
 
 def _micro_batch(run: Run, line: Framework, assumed: set[str]) -> int:

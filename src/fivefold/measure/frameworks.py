@@ -313,7 +313,7 @@ OTHER = Framework(
 
 def framework_of(run: Run) -> Framework:
     """The line of a row's framework, by its usual name or by another spelling; OTHER where none is known."""
-    name = usual_name(run.framework or "")
+    name = usual_name(run.framework or "", run.notes or "")
     if name == "deepspeed" and (run.tp or 1) * (run.pp or 1) > 1:  # whose 3D parallelism is Megatron's
         name = "megatron-deepspeed"
     line = next((line for line in FRAMEWORKS if name.startswith(line.starts)), OTHER)
@@ -341,7 +341,9 @@ def zero_of(run: Run, line: Framework) -> tuple[int, bool]:
     gradients between micro-batches has a line of its own, and behind a pipeline no framework does whose default is
     less (DeepSpeed refuses it).
     """
-    named = zero_in_name(run.framework or "") if run.zero is None else min(run.zero, 3)
+    named = min(run.zero, 3) if run.zero is not None else zero_in_name(run.framework or "")
+    if named is None and line.zero == 3 and line.runtime == "deepspeed":  # whose configuration files say the stage
+        named = zero_in_name(run.notes or "")
     if named is not None:
         whole = line.zero < 2 and (line.runtime == "megatron" or (run.pp or 1) > 1)
         return (1 if named == 2 and whole else named), True

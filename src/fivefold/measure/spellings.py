@@ -16,26 +16,27 @@ _SPELLINGS: tuple[tuple[str, str], ...] = tuple(
     (rf"(?i){pattern}", name)
     for pattern, name in (
         (r"torch-?titan|simple-?fsdp", "torchtitan"),
-        (r"automodel|torch-?tune|\blingua\b|fsdp-?2(?!\+)|\bprime\b|opendiloco", "fsdp2"),
+        (r"automodel|torch-?tune|\blingua\b|fsdp-?2(?!\+)|\bprime\b|opendiloco|veomni|vescale", "fsdp2"),
         (r"megatron.{0,8}fsdp", "fsdp of megatron"),
         (r"metaseq", "metaseq"),
         (r"primus", "primus"),
         (r"megatron.*deep-?speed|deep-?speed.*megatron", "megatron-deepspeed"),
         (r"megatron.?bridge|\bnemo\b", "nemo"),
-        (r"optimum|neuron|nxd|trainium", "jax"),
+        (r"neuron|nxd|trainium", "jax"),
         (r"megatron-?lm ci", "megatron-lm ci"),
         (r"^megatron[- ]?core|\bmcore\b", "megatron-core"),
-        (r"megatron|mindspeed|megascale", "megatron"),
+        (r"megatron|mindspeed|modellink|megascale|flagscale", "megatron"),
         (r"gpt-?neox|\bneox\b", "gpt-neox"),
         (r"deep-?speed|\bzero(-?[123]|\+\+|-infinity|-offload| stage)|ulysses|bmtrain", "deepspeed"),
-        (r"\bxla\b|jax|flax|\bpax|t5x|levanter|easylm|axlearn|maxtext|haiku|mesh[- ]?t(ensor|f)|gspmd", "jax"),
+        (r"\bxla\b|jax|flax|pathways|\bpax|t5x|levanter|easylm|axlearn|maxtext|haiku|mesh[- ]?t(ensor|f)|gspmd", "jax"),
         (r"colossal", "colossal"),
         (r"foundry|composer|mosaic", "llm-foundry"),
         (r"nanotron|picotron", "nanotron"),
         (r"olmo-?core|open-?lm", "fsdp2"),
         (r"hybrid_shard|\bhsdp\b|fsdp|fair-?scale|fully.?shard", "fsdp"),
         (
-            r"hugging ?face|transformers|\btrl\b|llama-?factory|axolotl|unsloth|accelerate|\bswift\b|open_?instruct",
+            r"hugging ?face|transformers|\btrl\b|llama-?factory|axolotl|unsloth|accelerate|\bswift\b|open_?instruct"
+            r"|optimum|\bverl\b|openrlhf|\bpeft\b",
             "hf ",
         ),
         (r"lit-?gpt|lightning", "litgpt"),
@@ -51,14 +52,22 @@ _STAGES: tuple[tuple[str, int], ...] = (
 )
 
 
-def usual_name(framework: str) -> str:
-    """The name in lower case, as a line of frameworks.py starts, where `framework` is another spelling of it."""
+# What trainers around Hugging Face's models run a step by, where their rows' notes name it.
+_BACKENDS: tuple[tuple[str, str], ...] = (
+    (r"(?i)deep-?speed|\bzero[-_ ]?(stage[-_ ]?)?[123]\b", "deepspeed"),
+    (r"(?i)fsdp-?2|fsdp_version\W{1,3}2|fully_shard", "fsdp2"),
+)
+
+
+def usual_name(framework: str, notes: str = "") -> str:
+    """The name in lower case, as a line of frameworks.py starts, where `framework` is another spelling of it; of what
+    `notes` name where it is a trainer that leaves the step to others."""
     name = framework.strip()
     bare = _VENDORS.sub("", name)
-    for pattern, usual in _SPELLINGS:
-        if re.search(pattern, bare):
-            return usual
-    return bare.lower()
+    usual = next((usual for pattern, usual in _SPELLINGS if re.search(pattern, bare)), bare.lower())
+    if usual != "hf ":
+        return usual
+    return next((backend for pattern, backend in _BACKENDS if re.search(pattern, notes)), usual)
 
 
 def zero_in_name(framework: str) -> int | None:

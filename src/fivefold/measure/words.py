@@ -11,6 +11,7 @@ from fivefold.runtime import load_runtime
 # Patterns in lower-case text, the first that is found counts.
 _PRECISIONS: tuple[tuple[str, str], ...] = (
     (r"mx-?fp8", "mxfp8"),
+    (r"\bnf-?4|\bbnb|q-?lora", "bf16"),  # 4-bit weights, of which a product is made in 16
     (r"nv-?fp4|\bfp4|4-bit", "nvfp4"),
     (r"fp-?8|float8|e4m3|e5m2", "fp8"),
     (r"bf-?16|bfloat", "bf16"),
@@ -55,7 +56,12 @@ def recompute_kind(run: Run) -> str:
 
 def trains_adapters(run: Run) -> bool:
     """Whether a row trains adapters beside a frozen model."""
-    return bool(re.search(r"\bq?lora\b", f"{run.model} {run.notes}", re.IGNORECASE))
+    return bool(re.search(r"\bq?-?lora\b", f"{run.model} {run.notes}", re.IGNORECASE))
+
+
+def holds_4_bits(run: Run) -> bool:
+    """Whether the frozen model under a row's adapters is held in 4 bits (Dettmers et al. 2023)."""
+    return bool(re.search(r"\bq-?lora\b|\bnf4\b|\b4-?bit\b", f"{run.model} {run.notes} {run.precision}", re.IGNORECASE))
 
 
 def is_finetuned(run: Run) -> bool:
@@ -88,6 +94,12 @@ def is_ulysses(run: Run, runtime: str) -> bool:
     return bool(re.search(r"\bcp\w*\W{1,3}a2a\b|ulysses", words)) or runtime.startswith("deepspeed")
 
 
+_GROUPS = re.compile(r"\b(\d{1,6}) (?:replica|replicate|hsdp|dp) groups\b|\b(\d{1,6}) groups of \d", re.IGNORECASE)
+_SHARDS = re.compile(
+    r"\b(?:dp_shard|(?:shard|sharding)[_ ](?:degree|size|group(?:[_ ]size)?))\D{0,3}(\d{1,6})\b", re.IGNORECASE
+)
+
+
 def shard_groups(run: Run, zero: int, runtime: str) -> int:
     """Of hybrid sharding, how many groups hold all parameters: as stated ("dp_replicate=4", "(FSDP=128"), else one a
     node; 1 where the runtime or the row has none, or where they do not divide the ranks."""
@@ -99,7 +111,10 @@ def shard_groups(run: Run, zero: int, runtime: str) -> int:
     if stated:
         groups = int(stated[1])
         return groups if groups and ranks % groups == 0 else 1
-    shards = re.search(r"\(FSDP=(\d{1,6})\b", run.notes or "")
+    groups = _GROUPS.search(words)
+    if groups and int(groups[1] or groups[2]) and ranks % int(groups[1] or groups[2]) == 0:
+        return int(groups[1] or groups[2])
+    shards = re.search(r"\(FSDP=(\d{1,6})\b", run.notes or "") or _SHARDS.search(words)
     if shards is None and not re.search(r"\bhsdp\b|hybrid[_ -]shard", words, re.IGNORECASE):
         return 1
     inside = int(shards[1]) if shards else max((run.gpus_per_node or 8) // (run.tp or 1), 1)
