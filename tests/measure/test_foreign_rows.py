@@ -218,6 +218,9 @@ def test_sizes_that_no_model_has_are_refused(hidden, billions):
         ("Intel Data Center GPU Max 1550", "max-1550-tile"),
         ("Ascend 910", "ascend-910a"),
         ("Ascend 910B3", "ascend-910b"),
+        ("Atlas 800T A2", "ascend-910b"),
+        ("A100 SXM4 40 GB", "a100-40g-sxm"),
+        ("V100 16 GB", "v100-sxm-16g"),
         ("RTX 6000 Ada", "rtx-6000-ada"),
         ("p4d.24xlarge", "p4d.24xlarge"),
     ],
@@ -421,6 +424,42 @@ def test_hybrids_of_the_catalogue_are_read_whatever_their_architecture_is_called
     assert predict(choose(case)).seconds.value > 0
     with pytest.raises(Unconvertible, match="cannot be built"):
         _case(**NO_SIZES | {"layers": 118, "hidden": 8192}, model="ours", arch=arch)
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"),
+    [
+        ("qwen3-vl-30b-a3b", 30.5), ("Qwen2.5-VL-7B-Instruct", 7.62), ("qwen25_vl_7b", 7.62), ("llama31_8b", 8.03),
+        ("Qwen3-30B-A3B-Thinking-2507 (MoE)", 30.5), ("Qwen2-72B", 72.7), ("llama-13b", 13.0),
+    ],
+)  # fmt: skip
+def test_names_with_other_versions_and_of_models_that_read_images(model, billions):
+    case = _case(**NO_SIZES, model=model.replace("-2507", ""), arch=None)
+    assert count_params(case.model).total / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+@pytest.mark.parametrize("model", ["ours-235b-a22b", "ours-8x13b", "ours-moe-16b"])
+def test_a_mixture_that_states_no_experts_is_no_dense_model(model):
+    with pytest.raises(Unconvertible, match="not stated: experts"):
+        _case(**NO_SIZES, model=model, arch=None)
+
+
+def test_experts_in_every_other_block_follow_from_the_number_of_parameters():
+    """DeepSpeed-MoE's 1.3B with 128 experts has 52e9 parameters (Rajbhandari et al. 2022, table 1)."""
+    moe = {"layers": 24, "hidden": 2048, "ffn": 8192, "heads": 16, "kv_heads": 16, "head_dim": 128, "vocab": 51200}
+    moe |= {"model": "gpt-1.3B-MoE-128", "arch": "moe", "gated_mlp": 0, "experts": 128, "topk": 1, "moe_ffn": 8192}
+    every, other, neither = (_case(**moe, ep=64, params_b=billions).model for billions in (104, 52, 20))
+    assert [len(every.kinds), len(other.kinds), len(neither.kinds)] == [1, 2, 1]
+    assert count_params(other).total / 1e9 == pytest.approx(52, rel=0.03)
+    assert [run.block.feed.num_experts for run in other.runs[1::2]] == [128] * 12  # type: ignore[union-attr]
+
+
+def test_a_cut_down_that_spreads_experts_has_some():
+    """Three blocks of DeepSeek-V3 are dense ones, unless the run has expert parallelism."""
+    deepseek = NO_SIZES | {"model": "deepseek-v3-proxy", "arch": "mla-moe", "layers": 3}
+    assert not _case(**deepseek).model.is_moe
+    spread = _case(**deepseek, ep=8)
+    assert (spread.model.is_moe, spread.model.layers, spread.layout.ep) == (True, 3, 8)
 
 
 def test_an_encoder_is_priced_as_the_decoder_of_its_sizes():

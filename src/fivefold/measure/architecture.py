@@ -3,6 +3,7 @@ sizes, or from the family's usual choice, and is named as assumed."""
 
 from __future__ import annotations
 
+import math
 import re
 from functools import lru_cache
 
@@ -12,8 +13,15 @@ from fivefold.errors import FivefoldError
 from fivefold.layout.mixers import softmax_attention
 from fivefold.measure.frameworks import framework_of
 from fivefold.measure.runs import Run
-from fivefold.measure.sizes import named, sizes_of, with_blocks_of_name, with_parameters, with_sizes_of
-from fivefold.model import load_model, models
+from fivefold.measure.sizes import (
+    named,
+    names_a_mixture,
+    sizes_of,
+    with_blocks_of_name,
+    with_parameters,
+    with_sizes_of,
+)
+from fivefold.model import count_params, load_model, models
 from fivefold.model.spec import (
     Attention,
     Block,
@@ -47,6 +55,9 @@ _OTHER = re.compile(
 # project queries directly.
 _LATENT = LatentAttention(heads=1, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
 _QUERY_RANK, _QUERY_RANK_FROM = 1536, 5120
+# What published and computed numbers of parameters of one model differ by at most, as a logarithm: sources round, and
+# leave embeddings out.
+_COUNTED_ALIKE = 0.15
 
 
 def model_of(run: Run, assumed: set[str]) -> ModelSpec:
@@ -65,13 +76,39 @@ def model_of(run: Run, assumed: set[str]) -> ModelSpec:
     _refuse_other(run)
     if like is not None:
         run = with_sizes_of(run, like, assumed)
-    if run.experts is None and re.search("moe", run.arch or "", re.IGNORECASE):
+    if run.experts is None and (re.search("moe", run.arch or "", re.IGNORECASE) or names_a_mixture(run)):
         raise _unknown("not stated: experts", run)
     run = with_parameters(run, lambda one: _built(one, set()), _is_gated(run), assumed)
     missing = [field for field in ("layers", "hidden") if getattr(run, field) is None]
     if missing:
         raise _unknown(f"not stated: {', '.join(missing)}", run)
-    return _built(run, assumed)
+    whole = _built(run, assumed)
+    return _alternating(run, whole) if _alternates(run, whole) else whole
+
+
+def _alternates(run: Run, whole: ModelSpec) -> bool:
+    """Whether a mixture has experts in every other block: where so many parameters were published as these make and
+    experts in all blocks do not (GShard, GLaM, DeepSpeed-MoE and Llama 4 Maverick have them so)."""
+    if run.params_b is None or not whole.is_moe or whole.layers < 2:
+        return False
+    every, other = (
+        abs(math.log(count_params(model).total / (run.params_b * 1e9))) for model in (whole, _alternating(run, whole))
+    )
+    return other < _COUNTED_ALIKE < every
+
+
+def _alternating(run: Run, whole: ModelSpec) -> ModelSpec:
+    """The mixture with the experts of every other block replaced by a dense feed-forward."""
+    block = whole.runs[0].block
+    like_gpt = block.norm_bias
+    dense = FeedForward(
+        ffn=int(run.ffn or 4 * whole.hidden),
+        gated=not like_gpt,
+        bias=like_gpt,
+        activation="gelu" if like_gpt else "silu",
+    )
+    pair = (BlockRun(1, msgspec.structs.replace(block, feed=dense)), BlockRun(1, block))
+    return msgspec.structs.replace(whole, runs=pair * (whole.layers // 2) + pair[:1] * (whole.layers % 2))
 
 
 def _with_vocabulary(run: Run, assumed: set[str]) -> Run:
@@ -92,7 +129,7 @@ def _of_name(run: Run, like: ModelSpec) -> ModelSpec | None:
         return None
     if run.layers is not None and (like not in _mixed_models() or run.layers > like.layers):
         return None
-    model, seq = load_model(like.name, layers=run.layers), int(run.seq or 1)
+    model, seq = _cut(run, like), int(run.seq or 1)
     return msgspec.structs.replace(
         model,
         vocab=run.vocab or model.vocab,
@@ -100,6 +137,16 @@ def _of_name(run: Run, like: ModelSpec) -> ModelSpec | None:
         max_position=max(model.max_position, seq),
         learned_positions=max(model.learned_positions, seq) if model.learned_positions else 0,
     )
+
+
+def _cut(run: Run, like: ModelSpec) -> ModelSpec:
+    """The first blocks of a model, as many as a row has: the last ones where it spreads experts that these lack."""
+    if run.layers is None:
+        return like
+    first = load_model(like.name, layers=run.layers)
+    if first.is_moe or not like.is_moe or (run.ep or 1) == 1:
+        return first
+    return msgspec.structs.replace(like, runs=(BlockRun(run.layers, like.runs[-1].block),))
 
 
 def _contradicts(run: Run, sizes: dict[str, int], beside: tuple[str, ...] = ()) -> bool:

@@ -57,7 +57,7 @@ _GPUS: tuple[tuple[str, str, bool], ...] = (
     (r"A6000", "rtx-a6000", False),
     (r"\bA40\b", "a40", False),
     (r"\bA10G\b", "a10g", False),
-    (r"910B", "ascend-910b", True),
+    (r"910B|ATLAS[- ]?(800T?|900)[- ]?A2", "ascend-910b", True),
     (r"ASCEND[- ]?910A?\b|^910A?\b", "ascend-910a", True),
     (r"L40", "l40s", False),
     (r"(GAUDI|HPU) ?-?2|HL-?225", "gaudi2", False),
@@ -106,7 +106,7 @@ _FA2_OVER_FA1 = 1.7
 
 def cluster_of(run: Run, line: Framework, assumed: set[str]) -> Cluster:
     """The cluster of a row. Raises FivefoldError for a GPU that the catalogue lacks."""
-    name = (run.gpu or "").upper()
+    name = re.sub(r"(?<=\d)[ _](?=GI?B)", "", (run.gpu or "").upper())
     found = next(((system, guess) for pattern, system, guess in _GPUS if re.search(pattern, name)), None)
     found = found or _by_catalogue(name)
     if found is None:

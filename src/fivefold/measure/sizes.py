@@ -19,7 +19,14 @@ from fivefold.model.spec import Attention, Experts, FeedForward, ModelSpec
 
 # Words of a name that say nothing about sizes.
 _ADDED = re.compile(
-    r"[-_ ]*(instruct|base|chat|hf|it|pretrain(ing|ed)?|sft|meta|lora|proxy|style|like)\b", re.IGNORECASE
+    r"[-_ ]*(instruct|base|chat|hf|it|pretrain(ing|ed)?|sft|meta|lora|proxy|style|like|thinking|vl|omni|text)\b",
+    re.IGNORECASE,
+)
+# NeMo's recipes leave the dot of a version out: "llama31_8b", "qwen25_7b", "qwen2p5-7b".
+_VERSION = re.compile(r"(?<=[a-z])-?(\d)p?(\d)(?=-\d)", re.IGNORECASE)
+# Names that count what a token passes, or the experts: mixtures.
+_MIXTURE = re.compile(
+    r"(?<![a-z])a\d{1,3}(\.\d{1,3})?b(?![a-z])|\d{1,3}x\d{1,4}(\.\d{1,3})?b(?![a-z])|moe", re.IGNORECASE
 )
 _CUT = re.compile(r"reduced|truncated|\bcut\b|fewer layers", re.IGNORECASE)
 _BLOCKS = re.compile(r"(?<![\d.])(\d{1,3}) ?-?L(?:ayers?)?\b", re.IGNORECASE)
@@ -46,13 +53,19 @@ Build = Callable[[Run], ModelSpec]
 
 
 def named(run: Run) -> ModelSpec | None:
-    """The catalogue's model of a row's name."""
-    name = _BLOCKS.sub("", re.sub(r"\(.*\)", "", (run.model or "").rpartition("/")[2])).strip()
-    for spelled in (name, _ADDED.sub("", name)):
+    """The catalogue's model of a row's name: of one that also reads images, its language model."""
+    name = _BLOCKS.sub("", re.sub(r"\(.*\)", "", (run.model or "").rpartition("/")[2])).strip().replace("_", "-")
+    bare = _ADDED.sub("", name)
+    for spelled in (name, bare, _VERSION.sub(r"\1.\2", name), _VERSION.sub(r"\1.\2", bare)):
         found = resolve(spelled.strip(" -_").replace(" ", "-")) if spelled else None
         if found is not None:
             return load_model(found)
     return None
+
+
+def names_a_mixture(run: Run) -> bool:
+    """Whether a row's name says that it is a mixture of experts."""
+    return bool(_MIXTURE.search(run.model or ""))
 
 
 def with_blocks_of_name(run: Run, assumed: set[str]) -> Run:
