@@ -70,6 +70,7 @@ DENSE_TFLOPS = {
     "mi300x": 1307.4, "mi325x": 1307.4, "mi355x": 2516.6, "gaudi2": 432, "gaudi3": 1677, "ascend-910b": 313,
     "tpu-v4": 275, "tpu-v5e": 197, "tpu-v5p": 459, "tpu-v6e": 918, "tpu-v3": 123, "mi210": 181, "mi300a": 980.6,
     "mi350x": 2306.9, "max-1550-tile": 838.9 / 2, "ascend-910a": 256, "trainium": 190, "trainium2": 667,
+    "tpu-v7x": 2307, "ascend-910c-die": 376,
 }  # fmt: skip
 # FLOP a clock and multiprocessor, with fp32 accumulation, and boost clock: what the peak of NVIDIA's chips is made of.
 CHIPS = {

@@ -211,6 +211,9 @@ def test_sizes_that_no_model_has_are_refused(hidden, billions):
         ("MI250X (per GCD)", "mi250x-gcd"),
         ("HL-225", "gaudi2"),
         ("TPU v3", "tpu-v3"),
+        ("TPU7x (Ironwood)", "tpu-v7x"),
+        ("Ascend 910C", "ascend-910c-die"),
+        ("Atlas 900 A3 SuperPoD", "ascend-910c-die"),
         ("v5litepod-256", "tpu-v5e"),
         ("v5p-1024", "tpu-v5p"),
         ("trn1.32xlarge", "trainium"),
@@ -279,12 +282,23 @@ def test_cards_on_pcie_are_not_modules():
         ("100GbE", 12.5), ("25 Gbps Ethernet", 3.125), ("Ethernet 100G", 12.5), ("40 Gbps TCP", 5), ("10 Gbps", 1.25),
         ("3.2 Tbps", 400), ("1.6Tb/s RoCE", 200), ("RoCE 4x200G", 100), ("400 Gb/s InfiniBand per node", 50),
         ("InfiniBand 200 Gb/s (1 NIC per node)", 25), ("200Gbps per GPU", 200), ("InfiniBand 1600 Gbps", 200),
+        ("Spectrum-X 400GbE", 400), ("dual-rail NDR", 100), ("Dual-rail InfiniBand HDR", 50), ("p5.48xlarge", 400),
         ("NVLink 900 GB/s", 400), ("NVLink 900 GB/s per GPU + IB HDR", 200), ("not stated", 400),
     ],
 )  # fmt: skip
 def test_networks_as_written(words, gigabits):
     link = _case(interconnect=words).cluster.links[-1]
     assert link.bandwidth_per_s * 8 / 1e9 == pytest.approx(gigabits)
+
+
+def test_a_rate_of_several_cards_is_a_nodes():
+    for gpu, words, gigabits in (
+        ("A100-80GB", "800 Gb/s IB", 100),
+        ("A100-80GB", "400 Gb/s IB", 200),
+        ("V100", "800Gbps", 100),
+    ):
+        link = _case(gpu=gpu, interconnect=words).cluster.links[-1]
+        assert link.bandwidth_per_s * 8 / 1e9 == pytest.approx(gigabits)
 
 
 @pytest.mark.parametrize(

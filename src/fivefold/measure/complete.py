@@ -19,7 +19,7 @@ _MICRO_BATCHES_PER_STAGE = 4
 _USUAL_SEQ = {"wide": 8192, "gated": 4096, "gpt": 2048}
 _LARGE_VOCAB = 100_000
 # Devices that a published card counts as: a die each, which is what ranks run on.
-_DUAL_DIE = re.compile(r"MI250|MAX ?15[05]0|\bPVC\b|PONTE VECCHIO", re.IGNORECASE)
+_DUAL_DIE = re.compile(r"MI250|910C|MAX ?15[05]0|\bPVC\b|PONTE VECCHIO", re.IGNORECASE)
 
 
 def completed(run: Run, assumed: set[str]) -> Run:

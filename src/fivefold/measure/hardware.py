@@ -57,11 +57,13 @@ _GPUS: tuple[tuple[str, str, bool], ...] = (
     (r"A6000", "rtx-a6000", False),
     (r"\bA40\b", "a40", False),
     (r"\bA10G\b", "a10g", False),
+    (r"910C|ATLAS[- ]?(800T?|900)[- ]?A3", "ascend-910c-die", True),
     (r"910B|ATLAS[- ]?(800T?|900)[- ]?A2", "ascend-910b", True),
     (r"ASCEND[- ]?910A?\b|^910A?\b", "ascend-910a", True),
     (r"L40", "l40s", False),
     (r"(GAUDI|HPU) ?-?2|HL-?225", "gaudi2", False),
     (r"GAUDI ?-?3|HL-?325", "gaudi3", False),
+    (r"IRONWOOD|TPU.*V?7|V7X-\d", "tpu-v7x", False),
     (r"V6E|TRILLIUM|TPU.*V6", "tpu-v6e", False),
     (r"V5P", "tpu-v5p", False),
     (r"V5 ?E|V5 ?LITE|TPU.*V5", "tpu-v5e", False),
@@ -75,10 +77,10 @@ _GPUS: tuple[tuple[str, str, bool], ...] = (
 )
 # (system, pattern in the published network) -> the catalogue's system with that network.
 _NETWORKS: tuple[tuple[str, str, str], ...] = (
-    ("h100-sxm", r"EFA", "aws-p5"),
-    ("a100-40g-sxm", r"EFA", "aws-p4d"),
-    ("a100-80g-sxm", r"EFA", "aws-p4de"),
-    ("h200-sxm", r"EFA", "aws-p5en"),
+    ("h100-sxm", r"EFA|\bp5\b", "aws-p5"),
+    ("a100-40g-sxm", r"EFA|\bp4d\b", "aws-p4d"),
+    ("a100-80g-sxm", r"EFA|\bp4de\b", "aws-p4de"),
+    ("h200-sxm", r"EFA|\bp5en\b", "aws-p5en"),
     ("b200", r"EFA", "aws-p6-b200"),
     ("b300", r"EFA", "aws-p6-b300"),
     ("h100-sxm", r"TCPXO", "gcp-a3-megagpu"),

@@ -20,6 +20,9 @@ _WORDS = r"(?:[\w/-]+\s+){0,3}?"
 
 # Gb/s: the most that a rate of no stated owner is taken to be a node's only card at, and the most of any one card.
 _ONLY_CARD, _FASTEST_CARD = 100, 800
+# No card is so many times as fast as the one that a GPU's reference node has: such a rate is several cards' together.
+_CARDS_AT_LEAST = 4
+_RAILS = {"single": 1, "dual": 2, "quad": 4}
 
 Rate = Callable[[re.Match[str], Cluster], float]  # bytes per second of one GPU
 
@@ -54,8 +57,13 @@ def _generation(found: re.Match[str], cluster: Cluster) -> float:
 def _small_is_the_nodes(found: re.Match[str], cluster: Cluster) -> float:
     """A rate of no stated owner: that of a node's only card where it is slower than any card of a GPU's own, and of a
     whole node where it is faster."""
-    rate = float(found["rate"])
-    return _node(found, cluster) if rate <= _ONLY_CARD or rate > _FASTEST_CARD else cluster.links[-1].bandwidth_per_s
+    rate, link = float(found["rate"]), cluster.links[-1]
+    several = rate > _FASTEST_CARD or (link.card_bits_per_s and rate * 1e9 >= _CARDS_AT_LEAST * link.card_bits_per_s)
+    return _node(found, cluster) if rate <= _ONLY_CARD or several else link.bandwidth_per_s
+
+
+def _rails(found: re.Match[str], cluster: Cluster) -> float:
+    return _RAILS[found["rails"].lower()] * _GENERATIONS[found["name"].upper()] * 1e9 / 8 / cluster.gpus_per_node
 
 
 # (pattern, rate), the first that is found counts. Bits have a small b: GB/s are NVLink's.
@@ -64,6 +72,7 @@ _RATES: tuple[tuple[str, Rate], ...] = (
     (r"(?i)(?<!\d)(?P<cards>\d{1,3})\s*x\s*Omni-Path\s*(?P<rate>\d{3})", _cards),
     (r"(?i)(?<!\d)(?P<cards>\d{1,3})\s*x\s*(?:IB\s*|InfiniBand\s*)?[HNEX]DR[- ]?(?P<rate>\d{3})", _cards),
     (rf"(?i)(?<!\d)(?P<cards>\d{{1,3}})\s*x\s*(?:IB\s*|InfiniBand\s*)?(?P<name>{_NAMES})", _cards_of_generation),
+    (rf"(?i)\b(?P<rails>single|dual|quad)[- ]rail\W.{{0,20}}?(?P<name>{_NAMES})", _rails),
     (rf"(?i)(?<![.\d])(?P<cards>1)\s*(?:NIC|card).{{0,20}}(?P<name>{_NAMES})", _cards_of_generation),
     (rf"(?P<rate>\d{{2,4}}){_BITS}.*\b(?P<cards>\d{{1,3}}) (?:NIC|card|HCA)s?\b", _cards),
     (r"(?P<rate>\d{3,4})\s*Gbps node", _node),
@@ -71,7 +80,7 @@ _RATES: tuple[tuple[str, Rate], ...] = (
     (rf"(?P<rate>\d{{2,4}}){_BITS}\s*{_WORDS}per GPU", _gpu),
     (rf"(?P<rate>\d{{2,4}}){_BITS}\s*{_WORDS}(?:per|/)\s*node", _node),
     (r"(?P<rate>\d(?:\.\d+)?)\s*(?:Tbps|Tb/s|Tbit/s)", _node_in_tera),
-    (r"(?i)(?P<rate>\d{1,3})\s*(?:GbE|GigE)\b", _node),
+    (r"(?i)(?P<rate>\d{1,3})\s*(?:GbE|GigE)\b", _small_is_the_nodes),
     (rf"(?P<rate>\d{{1,3}}){_BITS}\s*(?:Ethernet|TCP|VPC)", _node),
     (r"(?i)Ethernet\W{0,3}(?P<rate>\d{1,3})\s*G(?!B)", _node),
     (rf"(?i)\b(?P<name>{_NAMES})(?![A-Z])", _generation),
