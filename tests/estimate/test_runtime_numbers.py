@@ -550,3 +550,33 @@ def test_a_ring_that_is_waited_for_hides_behind_nothing(small):
             copied = curve.in_step * (first(row.copied) / rate + curve.launch_s)
             assert copies[key] == pytest.approx(alone[key] + copied)
     assert sum(float(s[0]) for row, s in hidden.costs[0].exchanges if row.axis == "cp") < sum(copies.values())
+
+
+def test_a_checkpoint_keeps_what_its_policy_names(small):
+    """Of a block whose products and attention are all kept, norms, rotary embeddings and the activation run again."""
+    early: dict[str, Any] = {"runtime": "megatron-fsdp", "checkpoint_stops_early": True}
+    all_kept = ("qkv_proj", "core_attention", "out_proj", "mlp.fc1", "mlp.fc2")
+    compute, memory = OWNERS.index("compute"), OWNERS.index("memory")
+    nothing, everything, query = (
+        kernel(small["llama"], Layout(zero=3), checkpoint_keeps=kept, **early).costs[0]
+        for kept in ((), all_kept, ("qkv_proj",))
+    )
+    assert everything.full[compute, 0] == pytest.approx(0, abs=1e-12)
+    assert everything.full[memory, 0] == nothing.full[memory, 0] > 0
+    assert nothing.full[compute, 0] > query.full[compute, 0] > 0
+    width = 16 * 64 + 2 * 8 * 64  # queries, and keys and values of half as many heads
+    assert nothing.full_flops[0] - query.full_flops[0] == 2 * TOKENS * HIDDEN * width
+    assert query.input_bytes[0] - nothing.input_bytes[0] == 2 * TOKENS * width
+    # Attention's output, its fp32 log-sum-exp, and what the other products but the last one make.
+    others = TOKENS * (2 * width + 2 * HIDDEN + 4 * 16 + 2 * HIDDEN + 2 * 2 * 4096)
+    assert everything.input_bytes[0] - nothing.input_bytes[0] == others
+
+
+def test_what_quantises_the_input_of_a_kept_product_runs_again(small):
+    """The gradient of its weight needs it."""
+    memory = OWNERS.index("memory")
+    nothing, query = (
+        kernel(small["llama"], Layout(zero=3), runtime="megatron-fsdp", precision="fp8", checkpoint_keeps=kept).costs[0]
+        for kept in ((), ("qkv_proj",))
+    )
+    assert query.full[memory, 0] == nothing.full[memory, 0]

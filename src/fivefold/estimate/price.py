@@ -18,7 +18,7 @@ from fivefold.estimate.exposed import ExchangePricer
 from fivefold.estimate.kernels import flash_seconds, launch_seconds, unfused_seconds
 from fivefold.estimate.ledger import Column, Exchange, Ledger, Stream, Weight
 from fivefold.estimate.products import ProductPricer, Products, backward_passes
-from fivefold.estimate.recomputed import belongs, by_operations, modules_with, stops_before
+from fivefold.estimate.recomputed import CORE, belongs, by_operations, kept_beside_input, modules_with, stops_before
 from fivefold.estimate.scans import scan_seconds
 from fivefold.estimate.shard import Shard
 from fivefold.layout.columns import RECOMPUTE_MODULES
@@ -41,7 +41,8 @@ class Cost:
     forward, backward: [O, K] seconds. weight_grad: [K] of backward's compute, what a schedule that splits the backward
     can put off. recompute: [M, O, K] seconds if that module alone is recomputed.
     saved_bytes: [K]; dropped_bytes: [M, K] of them if that module is recomputed; input_bytes: [K] kept by full
-    recomputation. working_bytes: [K] largest backward working set. logits_bytes: [K].
+    recomputation, the block's input and what checkpoint_keeps names. working_bytes: [K] largest backward working set.
+    logits_bytes: [K].
     dense, expert: [K] parameter elements per rank; matrix, factored likewise for Muon and Adafactor.
     wgrad_mixer, wgrad_feed: [K] cached gradient placeholders by sublayer. newton_schulz: [K] FLOPs of Muon's update.
     flops: [K] executed forward, module_flops: [M, K].
@@ -107,12 +108,15 @@ class Pricer:
         recompute = np.zeros((modules, len(OWNERS), keys))
         flops = np.zeros(keys)
         module_flops = np.zeros((modules, keys))
-        skipped, skipped_flops = np.zeros((len(OWNERS), keys)), np.zeros(keys)  # by a checkpoint that stops early
+        skipped, skipped_flops = np.zeros((len(OWNERS), keys)), np.zeros(keys)  # by full recomputation
         products = list(self.products.of(ledger))
         for each in products:
             self._gemms(each, forward, backward, recompute, skipped)
             self._count(each, flops, module_flops, skipped_flops)
         attend_passes = self._attention(ledger, forward, backward, recompute, flops, module_flops)
+        if CORE in self.runtime.checkpoint_keeps:
+            skipped[_COMPUTE] += attend_passes[0]
+            skipped_flops += ledger.total([row.flops for row in ledger.attends])
         self._scans(ledger, forward, backward, flops)
         self._streams(ledger, forward, backward, recompute)
         exchanges = self.exchanges.of(ledger, backward_passes(products), attend_passes)
@@ -138,7 +142,7 @@ class Pricer:
             recompute=recompute,
             saved_bytes=ledger.total([row.bytes for row in ledger.saved]),
             dropped_bytes=dropped,
-            input_bytes=ledger.total([ledger.input_bytes]),
+            input_bytes=ledger.total([ledger.input_bytes, *kept_beside_input(ledger, self.runtime, self.work)]),
             working_bytes=working.max(axis=0) if len(working) else np.zeros(keys),
             logits_bytes=ledger.total([ledger.logits_bytes]),
             dense=ledger.total([row.elements for row in weights if not row.expert]),
@@ -185,6 +189,8 @@ class Pricer:
                 if stops_before(self.runtime, row):
                     skipped[owner] += ahead
                     continue
+                if owner == _COMPUTE and row.name in self.runtime.checkpoint_keeps:
+                    skipped[owner] += ahead  # what quantises its input runs again, for the gradient of its weight
                 for bit in modules_with(row.module):
                     recompute[bit, owner] += ahead
 
@@ -194,6 +200,8 @@ class Pricer:
             if stops_before(self.runtime, row):
                 skipped_flops += work
                 continue
+            if row.name in self.runtime.checkpoint_keeps:
+                skipped_flops += work
             for bit in modules_with(row.module):
                 module_flops[bit] += work
 

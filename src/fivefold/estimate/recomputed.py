@@ -10,12 +10,15 @@ from collections.abc import Iterable
 from functools import cache
 
 from fivefold.estimate import by_operation
-from fivefold.estimate.ledger import Exchange, Gemm, Ledger
+from fivefold.estimate.ledger import Column, Exchange, Gemm, Ledger
 from fivefold.layout.layout import RECOMPUTE_MODULES, RecomputeKind
+from fivefold.layout.workload import Workload
 from fivefold.runtime import Profile
 
 # What a recomputation module covers besides its own name: recomputing the whole MoE layer re-runs its activation.
 COVERS = {"moe": ("moe", "moe_act", "shared_experts")}
+# Attention's core in Profile.checkpoint_keeps, and what is saved of it.
+CORE, _KEPT_OF_CORE = "core_attention", ("attention_output", "log_sum_exp")
 
 
 def belongs(module: str, recomputed: str) -> bool:
@@ -47,3 +50,12 @@ def runs_again(row: Exchange, ledger: Ledger, runtime: Profile, kind: RecomputeK
         return by_operation.gathers_again(row)
     named = kind == "full" or any(belongs(row.module, each) for each in modules)
     return named and not stops_before(runtime, row)
+
+
+def kept_beside_input(ledger: Ledger, runtime: Profile, work: Workload) -> list[Column]:
+    """Bytes of what full recomputation keeps beside a block's input. Backward has no use for the output of the product
+    that ends the block."""
+    keeps, size = runtime.checkpoint_keeps, work.compute_bytes
+    products = [size * row.m * row.n * row.groups for row in ledger.gemms if row.name in keeps and not row.ends_block]
+    core = [row.bytes for row in ledger.saved if row.name in _KEPT_OF_CORE] if CORE in keeps else []
+    return [*products, *core]

@@ -108,6 +108,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     tp_overlap_hidden: share of TP communication hidden where TP overlap is on.
     checkpoint_stops_early: recomputation of a whole block ends at the last tensor that backward needs, so that the
         block's last projection is not run again.
+    checkpoint_keeps: operations of a block, by their names in its ledger, whose outputs full recomputation keeps beside
+        the block's input: matrix products and "core_attention".
     selective_by_operation: selective recomputation that names no module keeps every second product of a block instead
         of leaving out the attention core.
     ep_overlap_hidden: share of EP all-to-all hidden where EP overlap is on.
@@ -171,6 +173,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_stops_early: bool
     ep_overlap_hidden: float
     step_overhead_s: float
+    checkpoint_keeps: tuple[str, ...] = ()
     selective_by_operation: bool = False
     other_zero_stages: str = ""
     norms_kept_fp32: bool = False
