@@ -30,6 +30,7 @@ from fivefold.measure.frameworks import (
     zero_of,
 )
 from fivefold.measure.hardware import cluster_of
+from fivefold.measure.policies import KEPT, stated_policy
 from fivefold.measure.recipes import changes_of, options_of
 from fivefold.measure.runs import Run
 from fivefold.measure.words import (
@@ -50,9 +51,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """One run as input of `estimate`.
 
     assumed: fields that the source does not state. open: of them, those that `choose` still has to settle
-        ("micro_batch", "recompute").
+        ("shard_groups", "micro_batch", "recompute").
     changes: numbers of the profile that the source's recipe sets otherwise.
-    recomputes_in_part: as of its Framework.
+    recomputes_in_part: as of its Framework. policies: what those of its Framework keep (Profile.checkpoint_keeps).
+    shard_groups: of hybrid sharding, the numbers of groups that it may have, most first.
     tuned: how the number was come by where it is a vendor's or the best of a sweep, "" elsewhere.
     """
 
@@ -66,6 +68,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     open: tuple[str, ...] = ()
     changes: dict[str, Any] = {}
     recomputes_in_part: bool = True
+    policies: tuple[tuple[str, ...], ...] = ()
+    shard_groups: tuple[int, ...] = (1,)
     tuned: str = ""
 
 
@@ -121,11 +125,11 @@ def convert(run: Run, runtime: str | None = None) -> Case:
         model = model_of(run, assumed)
         cluster = cluster_of(run, line, assumed)
         work = _workload(run, line, runtime, cluster, assumed)
-        layout = _layout(run, model, line, runtime, assumed)
+        layout, groups = _layout(run, model, line, runtime, assumed)
     except FivefoldError as error:
         raise Unconvertible(error.message) from error
     _check_world(run, layout)
-    unsettled = [name for name in ("micro_batch", "recompute") if name in assumed]
+    unsettled = [name for name in ("shard_groups", "micro_batch", "recompute") if name in assumed]
     if (line.pipeline_fills or run.mbs is not None) and "micro_batch" in unsettled:
         unsettled.remove("micro_batch")
     # Activations that are offloaded to the host need no recomputation.
@@ -143,6 +147,8 @@ def convert(run: Run, runtime: str | None = None) -> Case:
         open=tuple(unsettled),
         changes=changes_of(run, line),
         recomputes_in_part=line.recomputes_in_part,
+        policies=tuple(KEPT[name] for name in line.policies),
+        shard_groups=groups,
         tuned=line.tuned,
     )
 
@@ -170,13 +176,14 @@ def _workload(run: Run, line: Framework, runtime: str, cluster: Cluster, assumed
     # Composer's mixed precision PURE reduces gradients in bf16, DEFAULT in fp32; the torchtitan profile has fp32 only.
     pure = "Mode=PURE" in (run.overlap or "") or line.grad_dtype == "bf16"
     whole = load_runtime(runtime).sharding == "distributed_optimizer"
-    if pure:
+    narrow = pure if whole else line.sharded_grad_dtype == "bf16"
+    if pure or narrow:
         assumed.add("grad_dtype")
     return Workload(
         seq_len=int(run.seq or 1),
         global_batch=int(run.gbs or 1),
         precision=precision,
-        grad_dtype="bf16" if pure and whole else "fp32",
+        grad_dtype="bf16" if narrow else "fp32",
         attention="unfused" if unfused else "flash",
         dropout=drops_out(run, line),
         offload=offloaded(run),
@@ -191,7 +198,10 @@ def _workload(run: Run, line: Framework, runtime: str, cluster: Cluster, assumed
 # ---------------------------------------------------------------- layout
 
 
-def _layout(run: Run, model: ModelSpec, line: Framework, runtime: str, assumed: set[str]) -> Layout:
+def _layout(
+    run: Run, model: ModelSpec, line: Framework, runtime: str, assumed: set[str]
+) -> tuple[Layout, tuple[int, ...]]:
+    """The layout, and the numbers of groups that may share its parameters."""
     tp, pp = int(run.tp or 1), run.pp or 1
     moe = model.is_moe
     for field in ("cp", "pp") + (("ep",) if moe else ()):
@@ -203,7 +213,10 @@ def _layout(run: Run, model: ModelSpec, line: Framework, runtime: str, assumed: 
     if not stated:
         assumed.add("zero")
     vpp = _chunks(run, pp, model, line, assumed)
-    return Layout(
+    groups = shard_groups(run, zero, runtime, line.shard_nodes)
+    if groups[1:]:
+        assumed.add("shard_groups")
+    layout = Layout(
         tp=tp,
         cp=run.cp or 1,
         cp_kind="a2a" if (run.cp or 1) > 1 and is_ulysses(run, runtime) else "p2p",
@@ -212,7 +225,7 @@ def _layout(run: Run, model: ModelSpec, line: Framework, runtime: str, assumed: 
         ep=(run.ep or 1) if moe else 1,
         etp=_etp(run, tp, assumed) if moe else 1,
         zero=_stage(zero, pp, runtime),
-        dp_replicate=shard_groups(run, zero, runtime),
+        dp_replicate=groups[0],
         sequence_parallel=(has_sequence_parallelism(run, line) if run.sp is None else bool(run.sp)) and tp > 1,
         micro_batch=_micro_batch(run, line, assumed),
         schedule=_schedule(run, pp, vpp, assumed),
@@ -220,6 +233,7 @@ def _layout(run: Run, model: ModelSpec, line: Framework, runtime: str, assumed: 
         overlap=_overlap(run, line, assumed),
         **_stages(run, model, vpp, assumed),
     )
+    return layout, groups
 
 
 def _stage(zero: int, pp: int, runtime: str) -> int:
@@ -312,6 +326,8 @@ def _etp(run: Run, tp: int, assumed: set[str]) -> int:
 
 def _recompute(run: Run, model: ModelSpec, line: Framework, assumed: set[str]) -> Recompute:
     kind = recompute_kind(run)
+    if line.policies and kind != "none" and stated_policy(run) is not None:
+        return Recompute(kind="full")  # but for what the policy keeps
     if kind == "unknown":
         assumed.add("recompute")
         return Recompute()

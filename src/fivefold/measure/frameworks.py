@@ -33,13 +33,19 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     sequence_parallel: whether tensor parallelism brings it where that is not stated.
     pipeline_fills: a pipeline cuts the local batch into as many micro-batches as stages where none is stated.
     recomputes_in_part: whether some of a rank's blocks are recomputed without others where a row does not say which.
+    policies: of frameworks that checkpoint every block under a policy, those of its recipes by their names in
+        policies.py, the one that keeps most first; a row that states none has the first that fits, the last where none
+        does.
+    shard_nodes: nodes that its recipes shard parameters over where replicas lie beside them, the fewest first; a row
+        that does not say has the first that hold it, the last where none do.
     interleaves: chunks per pipeline rank at most where they are not stated.
     changes: numbers of the profile that its recipes set otherwise. since, newer: from that year and month on these too.
         before: numbers of the profile of before_te; `newer` are of that one too where there is one. changes_sharded:
         with fully sharded parameters.
     quantised, half: fields of this line that rows with 8-bit or narrower recipes have otherwise, and that rows in fp16
         dated before `since` have.
-    precision: where not stated. grad_dtype: gradients as they are accumulated and reduced ("bf16": in 16 bit).
+    precision: where not stated. grad_dtype: gradients as they are accumulated and reduced ("bf16": in 16 bit);
+        sharded_grad_dtype: the same of fully sharded parameters.
     overlap: "listed" where what a row that lists its overlap does not list was off, "on" for recipes that switch
         everything on, "grad" for gradients and parameters, "reduce" for gradients only, "hooks" for these only and not
         behind a pipeline, "off" for none. overlaps_since: rows dated before this year and month reduced gradients after
@@ -63,6 +69,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     sequence_parallel: bool = True
     pipeline_fills: bool = False
     recomputes_in_part: bool = True
+    policies: tuple[str, ...] = ()
+    shard_nodes: tuple[int, ...] = (1,)
     interleaves: int = 1
     changes: dict[str, Any] = {}
     since: str = "9999"
@@ -73,6 +81,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     half: dict[str, Any] = {}
     precision: Literal["bf16", "fp16"] = "bf16"
     grad_dtype: Literal["fp32", "bf16"] = "fp32"
+    sharded_grad_dtype: Literal["fp32", "bf16"] = "fp32"
     overlap: Literal["listed", "on", "grad", "reduce", "hooks", "off"] = "grad"
     overlaps_since: str = ""
     tuned: str = ""
@@ -111,6 +120,21 @@ _SQUAD_TOKENS = 200.0
 # FlashAttention's cross-entropy (csrc/xentropy, from memory): a kernel that reads 16-bit logits for the largest and
 # again for the sum, and one that reads them and writes their gradient.
 _XENTROPY = {"loss_moved_bytes": (4.0, 4.0), "loss_bytes_per_logit": 4}
+
+# What XLA makes of a step: it drops what backward does not need, its programs run without a host between operations,
+# and a weight's gradient is a product that writes 16 bit, as wide as the weight that was cast for it. Collectives of
+# tensor parallelism run beside nothing, even with measured latencies (MaxText issue 1005).
+_XLA = {
+    "checkpoint_stops_early": True,
+    "launch_host_s": 0.0,
+    "op_host_s": 0.0,
+    "group_launch_host_s": 0.0,
+    "wgrad_bytes": 2,
+    "tp_beside_dgrad_hidden": 0.0,
+}
+_SIXTEEN_BIT_GRADIENTS = (
+    "gathers and scatters move BF16 weights and gradients (JAX-Toolbox docs/GPU_performance.md, read at 0f87cf9208)"
+)
 
 FRAMEWORKS: tuple[Framework, ...] = (
     Framework(
@@ -228,18 +252,94 @@ FRAMEWORKS: tuple[Framework, ...] = (
         source="nanotron 0.5 and the Ultra-Scale Playbook",
     ),
     Framework(
-        starts=("maxtext", "paxml", "jax", "axlearn", "levanter", "easylm"),
+        starts=("maxtext",),
         runtime="megatron-fsdp",
         sharded="megatron-fsdp",
         stands_in=True,
         zero=3,
         recomputes_in_part=False,
-        changes={"checkpoint_stops_early": True, "launch_host_s": 0.0, "op_host_s": 0.0, "group_launch_host_s": 0.0},
+        policies=("minimal_flash", "save_qkv_proj", "full"),
+        shard_nodes=(1, 16),
+        sharded_grad_dtype="bf16",
+        changes=_XLA,
         tuned="vendor's recipe",
-        source="MaxText's and PaxML's FSDP meshes (from memory). Their recipes scan over blocks, so that one policy "
-        "holds for all (scan_layers in dgxc-benchmarking's maxtext/configure.sh, 0b71cfda51; USE_REPEATED_LAYER in "
-        "paxml's GPU configs.py, 04516ac858), and XLA drops what backward does not need; its programs run without a "
-        "host between operations",
+        source="its GPU configurations: minimal_flash for 7B and 8B (configs/models/gpu/llama2_7b.yml, llama3_8b.yml), "
+        "save_qkv_proj and 16 nodes for 70B (configs/a3/llama_2_70b/bf16/128vm.sh, 3a8163225f; dgxc-benchmarking's "
+        "maxtext/configure.sh, 0b71cfda51), one node for 7B (configs/a3/llama_2_7b/128vm.sh), full for 405B and by "
+        "default (llama3.1_405b.yml, base.yml); most scan over blocks, and one policy holds for all; "
+        f"{_SIXTEEN_BIT_GRADIENTS}",
+    ),
+    Framework(
+        starts=("paxml",),
+        runtime="megatron-fsdp",
+        sharded="megatron-fsdp",
+        stands_in=True,
+        zero=3,
+        recomputes_in_part=False,
+        policies=("save_dot_only", "save_qkv_out_proj", "save_nothing"),
+        shard_nodes=(1, 16),
+        sharded_grad_dtype="bf16",
+        changes=_XLA,
+        overlap="off",
+        tuned="vendor's recipe",
+        source="dgxc-benchmarking's paxml_mod_configs.py and configure.sh (paxml, 143b90dd91): SAVE_DOT_ONLY and one "
+        "node for 5B, SAVE_QKV_OUT_PROJ and 16 nodes for 175B; praxis saves nothing by default. Their container is of "
+        "March 2024: until July XLA ran collectives of scanned blocks under such policies on compute's own stream "
+        "(openxla/xla issue 14397), and the recipe leaves double buffering and measured latencies off; "
+        f"{_SIXTEEN_BIT_GRADIENTS}",
+    ),
+    Framework(
+        starts=("axlearn",),
+        runtime="megatron-fsdp",
+        sharded="megatron-fsdp",
+        stands_in=True,
+        zero=3,
+        recomputes_in_part=False,
+        policies=("minimal_flash", "save_dot_with_context_except_mlp"),
+        shard_nodes=(1, 16),
+        sharded_grad_dtype="bf16",
+        changes=_XLA,
+        source="axlearn's experiments/text/gpt/common.py, update_model_remat_config: with flash attention what "
+        "build_remat_spec names of attention and of the feed-forward, later of attention alone (read; the names, "
+        "projections, context and both linear layers, from memory); fuji.py, 01ebc3ff2c: 8 GPUs of H100 for 7B, 128 "
+        "for 70B",
+    ),
+    Framework(
+        starts=("levanter",),
+        runtime="megatron-fsdp",
+        sharded="megatron-fsdp",
+        stands_in=True,
+        zero=3,
+        recomputes_in_part=False,
+        policies=("full",),
+        sharded_grad_dtype="bf16",
+        changes=_XLA,
+        source="models/llama.py, 02be56f672: gradient_checkpointing=True",
+    ),
+    Framework(
+        starts=("easylm",),
+        runtime="megatron-fsdp",
+        sharded="megatron-fsdp",
+        stands_in=True,
+        zero=3,
+        unfused_until="9999",
+        recomputes_in_part=False,
+        policies=("full",),
+        sharded_grad_dtype="bf16",
+        changes=_XLA,
+        source="models/llama/llama_model.py, 134105f0f9: remat_block='nothing_saveable'; scan_attention=False, which "
+        "materialises the scores",
+    ),
+    Framework(
+        starts=("jax",),
+        runtime="megatron-fsdp",
+        sharded="megatron-fsdp",
+        stands_in=True,
+        zero=3,
+        recomputes_in_part=False,
+        sharded_grad_dtype="bf16",
+        changes=_XLA,
+        source="an FSDP mesh (from memory), as MaxText's",
     ),
     Framework(
         starts=("colossal",),

@@ -35,11 +35,12 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(case: Case) -> Case:
-    """The case with its open choices made: the micro-batch that is predicted to be fastest, then the least
-    recomputation, that fit the memory. Nothing measured is looked at."""
+    """The case with its open choices made: the most groups that share parameters, the micro-batch that is predicted to
+    be fastest, then the least recomputation, that fit the memory. Nothing measured is looked at."""
     _check_batch(case)
+    makes = {"shard_groups": _most_groups, "micro_batch": _best_micro_batch, "recompute": _least_recompute}
     for name in case.open:
-        case = _with_layout(case, _best_micro_batch(case) if name == "micro_batch" else _least_recompute(case))
+        case = makes[name](case)
     return case
 
 
@@ -47,9 +48,35 @@ def _with_layout(case: Case, layout: Layout) -> Case:
     return msgspec.structs.replace(case, layout=layout)
 
 
-def _least_recompute(case: Case) -> Layout:
-    """The layout with as few whole blocks recomputed per pipeline rank as fit, or all where a framework knows no less;
-    with none where it fits so."""
+def _under_policy(case: Case, keeps: tuple[str, ...]) -> Case:
+    """The case with every block checkpointed under a policy that keeps these operations' outputs."""
+    layout = msgspec.structs.replace(case.layout, recompute=Recompute(kind="full"))
+    return msgspec.structs.replace(case, layout=layout, changes={**case.changes, "checkpoint_keeps": keeps})
+
+
+def _until_settled(case: Case, which: int) -> Case:
+    """The case under one of its framework's policies, where its recomputation is still to be settled between them."""
+    return _under_policy(case, case.policies[which]) if case.policies and "recompute" in case.open else case
+
+
+def _most_groups(case: Case) -> Case:
+    """The case with as many groups that share parameters as leave each enough memory, recomputing most."""
+    case = _until_settled(case, -1)
+    layouts = [msgspec.structs.replace(case.layout, dp_replicate=groups) for groups in case.shard_groups]
+    fitting = (one for one, fits in zip(layouts, _fits(case, layouts), strict=True) if fits)
+    return _with_layout(case, next(fitting, layouts[-1]))
+
+
+def _least_recompute(case: Case) -> Case:
+    """The case under the first of its framework's policies that fits; without policies, with as few whole blocks
+    recomputed per pipeline rank as fit, or all where a framework knows no less, and with none where it fits so."""
+    if case.policies:
+        under = [_under_policy(case, keeps) for keeps in case.policies]
+        return next((one for one in under if _fits(one, [one.layout])[0]), under[-1])
+    return _with_layout(case, _fewest_blocks(case))
+
+
+def _fewest_blocks(case: Case) -> Layout:
     layout = case.layout
     if _fits(case, [layout])[0]:
         return layout
@@ -62,9 +89,10 @@ def _least_recompute(case: Case) -> Layout:
     return next((one for one, fits in zip(some, _fits(case, some), strict=True) if fits), some[-1])
 
 
-def _best_micro_batch(case: Case) -> Layout:
-    """The layout with the micro-batch that is predicted to be fastest of those that divide the batch and fit: who ran
+def _best_micro_batch(case: Case) -> Case:
+    """The case with the micro-batch that is predicted to be fastest of those that divide the batch and fit: who ran
     it tuned it. One sequence where none fits."""
+    case = _until_settled(case, 0)
     layout = case.layout
     share = case.work.global_batch // (case.cluster.gpus // (layout.tp * layout.cp * layout.pp))
     sizes = [size for size in range(1, _LARGEST_MICRO_BATCH + 1) if share % size == 0]
@@ -73,9 +101,9 @@ def _best_micro_batch(case: Case) -> Layout:
     all_sizes = [msgspec.structs.replace(layout, micro_batch=size) for size in sizes]
     fitting = [one for one, fits in zip(all_sizes, _fits(case, all_sizes), strict=True) if fits]
     if not fitting:
-        return layout
+        return case
     seconds = kernel_of(case, fitting).step_seconds(np.arange(len(fitting)))
-    return fitting[int(seconds.argmin())]
+    return _with_layout(case, fitting[int(seconds.argmin())])
 
 
 def _fits(case: Case, layouts: list[Layout]) -> list[bool]:

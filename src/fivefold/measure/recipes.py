@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from fivefold.measure.frameworks import Framework, dated, is_before_te, zero_of
+from fivefold.measure.policies import stated_policy
 from fivefold.measure.runs import Run
 from fivefold.runtime import load_runtime
 
@@ -33,7 +34,12 @@ _NATIVE_FUSED_LOSS = {"loss_bytes_per_logit": 10}
 
 def changes_of(run: Run, line: Framework) -> dict[str, Any]:
     """Of the profile: what the framework's recipes set otherwise, and launches that CUDA graphs replay."""
-    return {**_by_release(run, line), **_by_scaling(run, line)}
+    return {**_by_release(run, line), **_by_scaling(run, line), **_by_policy(run, line)}
+
+
+def _by_policy(run: Run, line: Framework) -> dict[str, Any]:
+    kept = stated_policy(run) if line.policies else None
+    return {} if kept is None else {"checkpoint_keeps": kept}
 
 
 def _is_pytorch(line: Framework) -> bool:

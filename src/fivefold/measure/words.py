@@ -100,22 +100,25 @@ _SHARDS = re.compile(
 )
 
 
-def shard_groups(run: Run, zero: int, runtime: str) -> int:
-    """Of hybrid sharding, how many groups hold all parameters: as stated ("dp_replicate=4", "(FSDP=128"), else one a
-    node; 1 where the runtime or the row has none, or where they do not divide the ranks."""
+def shard_groups(run: Run, zero: int, runtime: str, nodes: tuple[int, ...] = (1,)) -> tuple[int, ...]:
+    """Of hybrid sharding, how many groups hold all parameters: as stated ("dp_replicate=4", "(FSDP=128"), else for each
+    number of `nodes` that one may span; 1 where the runtime or the row has none, or where they do not divide the ranks.
+    """
     words = f"{run.framework} {run.notes} {run.overlap}"
     if zero < 2 or load_runtime(runtime).sharding != "fully_sharded":
-        return 1
+        return (1,)
     ranks = (run.gpus or 1) // ((run.tp or 1) * (run.pp or 1))
     stated = re.search(r"dp_replicate\D{0,3}(\d{1,6})\b", words)
     if stated:
         groups = int(stated[1])
-        return groups if groups and ranks % groups == 0 else 1
-    groups = _GROUPS.search(words)
-    if groups and int(groups[1] or groups[2]) and ranks % int(groups[1] or groups[2]) == 0:
-        return int(groups[1] or groups[2])
+        return (groups if groups and ranks % groups == 0 else 1,)
+    counted = _GROUPS.search(words)
+    groups = int(counted[1] or counted[2]) if counted else 0
+    if groups and ranks % groups == 0:
+        return (groups,)
     shards = re.search(r"\(FSDP=(\d{1,6})\b", run.notes or "") or _SHARDS.search(words)
-    if shards is None and not re.search(r"\bhsdp\b|hybrid[_ -]shard", words, re.IGNORECASE):
-        return 1
-    inside = int(shards[1]) if shards else max((run.gpus_per_node or 8) // (run.tp or 1), 1)
-    return ranks // inside if inside and ranks % inside == 0 else 1
+    if shards is None and not re.search(r"\bhsdp\b|hybrid[_ -]shard|\bfsdp ?\+ ?dp\b", words, re.IGNORECASE):
+        return (1,)
+    one_node = max((run.gpus_per_node or 8) // (run.tp or 1), 1)
+    widths = [int(shards[1])] if shards else [one_node * number for number in nodes]
+    return tuple(dict.fromkeys(ranks // inside if inside and ranks % inside == 0 else 1 for inside in widths))
