@@ -26,7 +26,7 @@ _FEWEST_FOR_RANKS = 3
 _MOVE_TIME = frozenset(
     (
         "recompute", "micro_batch", "precision", "runtime", "attention", "attention_kernel", "vpp", "zero", "gpu",
-        "vocab", "layers", "hidden", "seq", "gbs", "gpus", "tp", "dp", "schedule",
+        "vocab", "layers", "hidden", "seq", "gbs", "gpus", "tp", "dp", "schedule", "shard_groups",
     )
 )  # fmt: skip
 
