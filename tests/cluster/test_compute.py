@@ -447,3 +447,21 @@ def test_a_low_peak_leaves_attention_to_the_products() -> None:
             seconds = float(attention_seconds(load_curve(name), gpu, flops, 8192, 128, backward=backward))
             share[name] = flops / seconds / gpu.peak_flops_per_s["bf16"]
         assert 1.2 * share["h100-sxm"] < share["h20-sxm"] < 141.9 / 148
+
+
+# Milliseconds on an H100 held at 500 W (FBGEMM pull request 2546): bf16, and fp8 with a scale for every row.
+HELD_AT_500_W = (
+    (8192, 8192, 8192, 1.879, 0.977),
+    (65536, 8192, 7168, 13.383, 7.108),
+    (65536, 3584, 8192, 7.044, 3.372),
+)
+
+
+@pytest.mark.parametrize(("precision", "column"), [("bf16", 3), ("fp8", 4)])
+def test_products_of_an_h100_held_at_500_w(precision, column):
+    gpu, curve = load_gpu("h100-96g-500w"), load_curve("h100-96g-500w")
+    errors = [
+        float(gemm_seconds(curve, gpu, *point[:3], precision)) * 1e3 / point[column] - 1 for point in HELD_AT_500_W
+    ]
+    assert max(map(abs, errors)) < 0.06
+    assert abs(np.mean(errors)) < 0.025

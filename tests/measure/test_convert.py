@@ -166,6 +166,8 @@ def test_what_is_missing_is_assumed_and_named(changes, field):
         ("A100-SXM4-40GB", "a100-40g-sxm", 40),
         ("A100-PCIe-80GB", "a100-80g-pcie", 80),
         ("H100-PCIe", "h100-pcie", 80),
+        ("H100-96GB-HBM2e", "h100-96g-500w", 100),
+        ("H100-96GB", "h100-96g", 100),
         ("GB300", "gb300-nvl72", 288),
         ("B300", "b300", 288),
         ("AMD Instinct MI300X", "mi300x", 192),

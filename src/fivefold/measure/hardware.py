@@ -28,6 +28,7 @@ _GPUS: tuple[tuple[str, str, bool], ...] = (
     (r"H100.*PCIE", "h100-pcie", False),
     (r"H100.*NVL(?!INK)", "h100-nvl", False),
     (r"H100.*96GB.*500W", "h100-96g-500w", False),
+    (r"H100.*96GB.*HBM2E", "h100-96g-500w", True),
     (r"H100.*96GB", "h100-96g", True),
     (r"H100.*HBM3|H100.*SXM|DGX[- ]?H100|HGX[- ]?H100", "h100-sxm", False),
     (r"H100", "h100-sxm", True),
