@@ -268,6 +268,27 @@ def test_unfused_norms_and_rotary_move_fp32(small):
     assert streams(gpt[0], "input_norm") == streams(gpt[1], "input_norm")
 
 
+def test_an_eager_gate_is_five_kernels(small):
+    """PyTorch's silu (2 tensors) and product (3); backward the product's two gradients (3 each) and silu's (3). Fused,
+    both inputs are read and their product written, and backward both and its gradient read and two written."""
+    eager, fused = (kernel(small["llama"], Layout(), fused_glu=on) for on in (False, True))
+    act = 2 * TOKENS * 4096
+    assert streams(eager, "mlp.activation") == (5 * act, 9 * act)
+    assert streams(fused, "mlp.activation") == (3 * act, 5 * act)
+
+
+def test_gradients_of_an_input_that_several_layers_read_are_added(small):
+    """Query, key and value's two further ones, and the gate's one. GPT-2 projects them by one layer."""
+    apart, together = (kernel(small["llama"], Layout(tp=4), input_gradient_bytes=on) for on in (6.0, 0.0))
+    elements = TOKENS * HIDDEN
+    assert streams(apart, "qkv_proj input gradients") == (0, 6 * 2 * elements)
+    assert streams(apart, "mlp.fc1 input gradients") == (0, 6 * elements)
+    more = {row.name for row in apart.ledgers[0].streams} - {row.name for row in together.ledgers[0].streams}
+    assert more == {"qkv_proj input gradients", "mlp.fc1 input gradients"}
+    gpt = kernel(small["gpt2"], Layout(), input_gradient_bytes=6.0)
+    assert not {row.name for row in gpt.ledgers[0].streams if row.name.endswith("gradients")}
+
+
 def test_tokens_sent_once_are_fewer_bytes(small):
     """Two experts out of 8 on 4 ranks: a second one is on the first one's rank with chance 1/4."""
     layout = Layout(ep=4)

@@ -29,6 +29,25 @@ def test_scales_by_row_are_read_from_the_precision():
     assert "scaled_by_row" not in nemo.changes
 
 
+def test_what_torchtitan_compiles():
+    """A row that says so, one with asynchronous tensor parallelism, which it refuses without, and one in 8 bits. Then
+    elementwise chains are one kernel."""
+    stated = {"framework": "torchtitan", "zero": 3, "dp": 4, "tp": 2}
+    rows = (
+        ({"notes": "FSDP"}, False),
+        ({"notes": "vanilla TP"}, False),
+        ({"notes": "FSDP + torch.compile"}, True),
+        ({"overlap": "Async TP"}, True),
+        ({"precision": "float8", "precision_kind": "fp8"}, True),
+    )
+    for changes, compiled in rows:
+        case = convert(changed("simumax-0002", **stated, **changes))
+        assert ("fused_glu" in case.changes) is compiled, changes
+        assert case.changes.get("input_gradient_bytes") == (2.0 if compiled else None), changes
+    megatron = convert(changed("simumax-0002", notes="compile", precision_kind="fp8", precision="fp8"))
+    assert "fused_glu" not in megatron.changes
+
+
 def test_recipes_overlap_tensor_parallelism():
     assert convert(changed("simumax-0002", framework="NeMo 24.07", overlap=None)).layout.overlap.tp
     assert not convert(changed("simumax-0001", framework="NeMo 24.07", overlap=None)).layout.overlap.tp  # tp 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fivefold.measure.frameworks import Framework, dated, is_before_te, zero_of
+from fivefold.layout.workload import QUANTISED
+from fivefold.measure.frameworks import Framework, dated, is_before_te, precision_of, zero_of
 from fivefold.measure.policies import stated_policy
 from fivefold.measure.runs import Run
 from fivefold.runtime import load_runtime
@@ -25,6 +26,9 @@ _LOSS_COMPILED = "2025-03"
 _WHOLE_STEPS = "cuda_graph_impl=full_iteration; moe_a2a_overlap=True; moe_flex_dispatcher_backend=hybridep"
 _WHOLE_STEPS_SINCE = "2026-06"
 _WHOLE_BLOCKS = "cuda_graph_impl=local"
+# A compiler makes one kernel of a chain of operations that go element by element; the sum of an input's gradients is
+# part of the norm's or the copy's that reads it.
+_COMPILED_CHAINS = {"unfused_norms": False, "fused_glu": True, "input_gradient_bytes": 2.0}
 _COMPILED_LOSS = {"loss_bytes_per_logit": 4, "loss_moved_bytes": (4.0, 4.0)}
 # Megatron-Core's own fused cross-entropy under torch.compile: what is written in place and reduced over in one graph
 # becomes an fp32 tensor of its own and is copied back (a note in core/fusions/fused_cross_entropy.py, 0cb4a9c817, which
@@ -47,6 +51,17 @@ def _is_pytorch(line: Framework) -> bool:
     return line.runtime == "torchtitan" or line.sharded in ("fsdp", "fsdp1")
 
 
+def _is_compiled(run: Run, line: Framework) -> bool:
+    """Whether a row's blocks are compiled. torchtitan refuses asynchronous tensor parallelism without (llama3/infra/
+    parallelize.py), and torchao's 8-bit layers are made for it ("requires torch.compile to be fast", from memory)."""
+    if not _is_pytorch(line):
+        return False
+    if re.search("compile|thunder", f"{run.framework} {run.notes} {run.overlap}", re.IGNORECASE):
+        return True
+    asynchronous = re.search(r"async\w*[- ]*TP", f"{run.notes} {run.overlap}", re.IGNORECASE) is not None
+    return asynchronous or precision_of(run, line)[0] in QUANTISED
+
+
 def _by_scaling(run: Run, line: Framework) -> dict[str, Any]:
     """torchao's row-wise recipes: whoever asks for them gets PyTorch's plain tensor parallelism (torchtitan
     llama3/infra/parallelize.py, read at 018740b7aa)."""
@@ -56,13 +71,13 @@ def _by_scaling(run: Run, line: Framework) -> dict[str, Any]:
 
 
 def _by_release(run: Run, line: Framework) -> dict[str, Any]:
-    if _is_pytorch(line) and re.search("compile|thunder", f"{run.framework} {run.notes} {run.overlap}", re.IGNORECASE):
+    if _is_compiled(run, line):
         # Compiled, the loss keeps its fp32 copy of the logits in no tensor of its own (fit: eager and compiled rows of
         # one model, whose peaks differ by 2 bytes a logit and more).
         loss = _COMPILED_LOSS if dated(run) >= _LOSS_COMPILED else {"loss_bytes_per_logit": 12}
         # Traced, a collective is waited for where it starts, and Inductor does not move it (PyTorch 2.13,
         # _functional_collectives.py _maybe_wrap_tensor and _inductor/config.py reorder_for_compute_comm_overlap).
-        return {**line.changes, **loss, "unfused_norms": False, "ring_waits": True}
+        return {**line.changes, **loss, **_COMPILED_CHAINS, "ring_waits": True}
     if line.runtime == "torchtitan" and not line.stands_in and dated(run) < _FUSED_RMS_NORM:
         return {**line.changes, "unfused_norms": True}
     options = options_of(run, line)

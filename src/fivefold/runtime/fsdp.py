@@ -24,6 +24,7 @@ PROFILE = replace(
         **TORCHTITAN.sources,
         "fused_glu": "eager modules of Llama's kind: silu, product and projection save four tensors of the "
         "intermediate size",
+        "input_gradient_bytes": "transformers' q_proj, k_proj, v_proj and gate_proj, up_proj: as torchtitan",
         "unfused_norms": "transformers' LlamaRMSNorm and apply_rotary_pos_emb, as its modules run without a compiler",
         "norms_kept_fp32": "transformers LlamaRMSNorm: cast to fp32, square, mean, product, cast back (from memory)",
         "scores_kept_fp32": "transformers' eager_attention_forward: softmax in fp32, then cast (from memory)",

@@ -51,6 +51,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     norms_kept_fp32: an RMSNorm keeps its input in fp32 and the normalised value, instead of its input alone.
     scores_kept_fp32: attention without a flash kernel keeps softmax's output in fp32 beside its 16-bit copy.
     sharded_weight_bytes: resident bytes of one parameter's 16-bit shard beside the fp32 one (fully_sharded, ZeRO-3).
+    input_gradient_bytes: per element of an input and for each further one of the linear layers that read it, moved to
+        add up their gradients: query, key and value, gate and up are layers of their own. 0: they are one.
     fused_glu: the gate's activation and product are one kernel that saves only its two inputs.
     cached_wgrad_buffers: the runtime keeps one low-precision placeholder per distinct weight shape as the
         gradient that it hands to autograd while the true one is accumulated in fp32 elsewhere.
@@ -176,6 +178,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_keeps: tuple[str, ...] = ()
     selective_by_operation: bool = False
     other_zero_stages: str = ""
+    input_gradient_bytes: float = 0.0
     norms_kept_fp32: bool = False
     scores_kept_fp32: bool = False
     sharded_weight_bytes: int = 0

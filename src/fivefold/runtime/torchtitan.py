@@ -26,6 +26,7 @@ PROFILE = Profile(
     norms_fused_into_linears=False,
     fp8_saves_inputs=False,
     fused_glu=False,
+    input_gradient_bytes=6,
     cached_wgrad_buffers=False,
     head_wgrad_placeholder=False,
     loss_bytes_per_logit=14,
@@ -77,6 +78,8 @@ PROFILE = Profile(
         ),
         "quantised_gathers": "torchao float8_tensor_parallel.py, read at 0e0fba8f69: operands with tensor-wise scales "
         "are cast before the all-gather, in both passes",
+        "input_gradient_bytes": "torchtitan's models/llama/model.py: wq, wk, wv and w1, w3 are layers of their own; "
+        "autograd adds what they give pair by pair (read 4, write 2)",
         "sequence_second": (
             "torchtitan's plan shards dimension 1 (llama3/infra/parallelize.py, read at 018740b7aa); PyTorch 2.13's "
             "_functional_collectives.py then chunks and concatenates around a collective over dimension 0, while the "

@@ -20,6 +20,7 @@ class AttentionWriter(LinearWriter):
         if mixer.gate:
             out = out + q
         self._column_parallel(ledger, "qkv_proj", "mixer", out, bias=mixer.qkv_bias)
+        self._separate(ledger, "qkv_proj input", "mixer", 3)
         if mixer.sinks:
             # Read and not kept: a sink's gradient follows from the log-sum-exp and the output (gpt-oss, Transformer
             # Engine's "learnable" softmax; both from memory).

@@ -18,6 +18,7 @@ class FeedWriter(LinearWriter):
         width = ffn / s.tp
         inputs = 2 if gated else 1
         self._column_parallel(ledger, f"{name}.fc1", module, inputs * width, bias=bias)
+        self._separate(ledger, f"{name}.fc1 input", module, inputs)
         act = self.element_bytes * s.tokens * width
         self._activation(ledger, name, module, module, act, inputs)
         self._row_parallel(ledger, f"{name}.fc2", module, width, bias=bias, ends_block=True)
@@ -47,7 +48,9 @@ class FeedWriter(LinearWriter):
                     f"{name}.activation",
                     module,
                     (inputs + 1 + 2 * extra) * act,
-                    (2 * inputs + 1 + 2 * extra) * act,
+                    (2 * inputs + 1 + 4 * extra) * act,
+                    1 + extra,
+                    1 + 2 * extra,
                     also=act_module if act_module != module else None,
                 )
             )

@@ -27,6 +27,8 @@ _EAGER_ROTARY = ((20, 3), (20, 3))
 # In 16 bit: halves negated and swapped, two products, their sum, joined; backward likewise. Queries and keys each
 # (Megatron-Core rope_utils.py, _apply_rotary_pos_emb_bshd, counted from memory of it).
 _APART_ROTARY = ((24, 12), (20, 10))
+# Families whose modules make query, key and value by one layer (transformers' modeling files, from memory).
+_JOINT_PROJECTIONS = frozenset(("bloom", "dbrx", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "phi3"))
 
 
 class LinearWriter:
@@ -118,6 +120,14 @@ class LinearWriter:
             ledger.weights.append(Weight(f"{name}.bias", out, matrix=False))
         ledger.gemms.append(Gemm(name, module, s.tokens, out, h, input_shared=self.gathered_shared))
         self._gather_for_column(ledger, name, s.tokens * h, module)
+
+    def _separate(self, ledger: Ledger, name: str, module: Module, layers: int) -> None:
+        """What adds up the gradients of an input that `layers` linear layers read, which are written here as one."""
+        more = self.runtime.input_gradient_bytes * (layers - 1)
+        if more and self.model.family not in _JOINT_PROJECTIONS:
+            ledger.streams.append(
+                Stream(f"{name} gradients", module, 0, more * self.shard.tokens * self.hidden, 0, layers - 1)
+            )
 
     def _gather_for_column(
         self, ledger: Ledger, name: str, elements: np.ndarray, module: Module, *, sixteen_bit: bool = False
