@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from fivefold.cluster import load_cluster, load_curve_of
 from fivefold.estimate import Estimate, Kernel, Problem, estimate
 from fivefold.estimate.price import OWNERS
-from fivefold.layout import Columns, Layout, Workload
+from fivefold.layout import Columns, Layout, Overlap, Workload
 from fivefold.model import load_model
 from fivefold.runtime import load_runtime
 
@@ -105,22 +105,66 @@ def test_without_sequence_parallelism_nothing_is_gathered_quantised(small) -> No
     assert np.all(early.costs[0].forward == late.costs[0].forward)
 
 
-def test_scales_by_row_quantise_both_operands_of_each_product(small) -> None:
-    """Along rows 3 bytes an element, across them 5; the input and the weight in both passes, the gradient twice."""
+LINEARS = ((HIDDEN, 2 * HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, 2 * FFN), (FFN, HIDDEN))  # (in, out)
+INPUTS, OUTPUTS = (TOKENS * sum(sizes) for sizes in zip(*LINEARS, strict=True))
+WEIGHTS = sum(into * out for into, out in LINEARS)
+
+
+def more_moved(few: Kernel, many: Kernel, side: str) -> tuple[float, float]:
+    """Seconds that one kernel's block spends more on memory than another's, and seconds a byte takes there."""
+    times = [getattr(k.costs[0], side)[_MEMORY, 0] for k in (few, many)]
+    curve, gpu = load_curve_of(many.problem.cluster), many.problem.cluster.gpu
+    return times[1] - times[0], curve.in_step / (gpu.memory_bandwidth_per_s * curve.streaming_efficiency)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_scales_by_row_quantise_both_operands_of_each_product(small, compiled: bool) -> None:
+    """Along rows 3 bytes an element, across them 5; the input and the weight in both passes, the gradient twice. What a
+    compiler writes transposed takes half as long again, which the largest values before it do not."""
     changes = {"launch_host_s": 0.0, "quantised_gathers": False}
-    once, each = (
-        kernel(small["llama"], "fp8", Layout(zero=3), "torchtitan", scaled_by_row=on, **changes) for on in (False, True)
+    whole, each = (
+        kernel(small["llama"], "fp8", Layout(zero=3), "torchtitan", **on, **changes)
+        for on in ({"compiled_casts": False}, {"scaled_by_row": True, "compiled_casts": compiled})
     )
-    curve, gpu = load_curve_of(each.problem.cluster), each.problem.cluster.gpu
-    linears = ((HIDDEN, 2 * HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, 2 * FFN), (FFN, HIDDEN))  # (in, out)
-    inputs, outputs = (TOKENS * sum(sizes) for sizes in zip(*linears, strict=True))
-    weights = sum(into * out for into, out in linears)
-    rate = gpu.memory_bandwidth_per_s * curve.streaming_efficiency
+    across = 2 + 1.5 * 3 if compiled else 5
     more = {
-        "forward": ((3 - 4) * inputs + 3 * weights, 4 * (2 - 1)),
-        "backward": ((8 - 4) * outputs + 5 * inputs + 5 * weights, 4 * (4 - 1)),
+        "forward": ((3 - 4) * INPUTS + 3 * WEIGHTS, 4 * (2 - 1)),
+        "backward": ((3 + across - 4) * OUTPUTS + across * (INPUTS + WEIGHTS), 4 * (4 - 1)),
     }
+    launch_s = load_curve_of(each.problem.cluster).launch_s
     for side, (moved, kernels) in more.items():
-        times = [getattr(k.costs[0], side)[_MEMORY, 0] for k in (once, each)]
-        by_hand = curve.in_step * (moved / rate + kernels * curve.launch_s)
-        assert times[1] - times[0] == pytest.approx(by_hand), side
+        seconds, rate = more_moved(whole, each, side)
+        in_step = load_curve_of(each.problem.cluster).in_step
+        assert seconds == pytest.approx(moved * rate + in_step * kernels * launch_s), side
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_compiled_casts_look_for_the_largest_value_and_turn_operands_for_themselves(small, ready: bool) -> None:
+    """torchao: forward reads twice and writes once what it quantises, weights too unless they were gathered so;
+    backward turns input and weight, and writes the gradient both ways, half as long again as what is not turned."""
+    changes = {"launch_host_s": 0.0, "quantised_parameters": ready}
+    fused, apart = (
+        kernel(small["llama"], "fp8", Layout(zero=3), "torchtitan", compiled_casts=on, **changes)
+        for on in (False, True)
+    )
+    more = {
+        "forward": ((5 - 4) * INPUTS + (0 if ready else 5) * WEIGHTS, 4 * (2 - 1)),
+        "backward": ((2 + 1.5 * 4 - 4) * OUTPUTS + 1.5 * 2 * (INPUTS + WEIGHTS), 4 * (4 - 1)),
+    }
+    curve = load_curve_of(apart.problem.cluster)
+    for side, (moved, kernels) in more.items():
+        seconds, rate = more_moved(fused, apart, side)
+        assert seconds == pytest.approx(moved * rate + curve.in_step * kernels * curve.launch_s), side
+
+
+def test_parameters_that_are_quantised_before_move_half_as_much(small) -> None:
+    """Those of blocks: what lies beside them is gathered in 16 bits."""
+    layout = Layout(zero=3, overlap=Overlap(grad=False, param=False))
+    plain, narrow = (
+        kernel(small["llama"], "fp8", layout, "torchtitan", quantised_parameters=on).variants.gather_forward[0]
+        for on in (False, True)
+    )
+    blocks = len(small["llama"].kinds)
+    assert narrow[:blocks] == pytest.approx(plain[:blocks] / 2)
+    assert narrow[blocks:] == pytest.approx(plain[blocks:])
+    assert np.any(plain[blocks:] > 0)

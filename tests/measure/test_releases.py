@@ -48,6 +48,15 @@ def test_what_torchtitan_compiles():
     assert "fused_glu" not in megatron.changes
 
 
+def test_parameters_are_gathered_in_8_bits_where_torchtitan_documents_it():
+    stated = {"framework": "torchtitan", "zero": 3, "dp": 4, "tp": 2}
+    eight = {"precision_kind": "fp8", "precision": "float8"}
+    assert convert(changed("simumax-0002", **stated, **eight)).changes["quantised_parameters"]
+    assert "quantised_parameters" not in convert(changed("simumax-0002", **stated)).changes
+    by_row = convert(changed("simumax-0002", **stated, **eight | {"precision": "float8 rowwise"}))
+    assert not by_row.changes["quantised_parameters"]
+
+
 def test_recipes_overlap_tensor_parallelism():
     assert convert(changed("simumax-0002", framework="NeMo 24.07", overlap=None)).layout.overlap.tp
     assert not convert(changed("simumax-0001", framework="NeMo 24.07", overlap=None)).layout.overlap.tp  # tp 1

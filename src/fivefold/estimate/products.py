@@ -69,7 +69,14 @@ class ProductPricer:
         self._curve, self._gpu = curve, gpu
         self._precision: Precision = work.precision
         self._sixteen_bit: Precision = work.sixteen_bit
-        self._casts = Casts(curve, gpu, self._precision, runtime.scaled_by_row)
+        self._casts = Casts(
+            curve,
+            gpu,
+            self._precision,
+            by_row=runtime.scaled_by_row,
+            compiled=runtime.compiled_casts,
+            ready=runtime.quantised_parameters,
+        )
         self._frozen = work.trained == "adapters"
         moved = _moved_by_gradient(runtime, work)
         added = moved > _ACCUMULATED_BYTES

@@ -15,6 +15,7 @@ from fivefold.estimate.tables import Tables
 from fivefold.estimate.variants import Variants
 from fivefold.layout.columns import Columns
 from fivefold.layout.layout import SCHEDULES, V_SHAPED
+from fivefold.layout.workload import QUANTISED, QUANTISED_BYTES
 
 _IS_V = np.array([name in V_SHAPED for name in SCHEDULES])
 
@@ -43,6 +44,8 @@ class Reductions(Tables):
         forward; ZeRO-3 in both passes. fivefold's trainer gathers under ZeRO-3 alone, and scatters every micro-batch
         there and, beside compute, under ZeRO-2."""
         reduce_s, gather = self.reduction_seconds(rows, table.dense, table.expert)
+        share = self._gathered_share(gather.shape[1])
+        gather = share * gather
         zero = self.columns.zero[rows][:, None]
         param, grad = (on[rows][:, None] for on in (self.columns.overlap_param, self.columns.overlap_grad))
         if not self.problem.fully_sharded:
@@ -50,11 +53,20 @@ class Reductions(Tables):
             gather, reduce_s = np.where(zero == 3, gather, 0), np.where(every_round, reduce_s, 0)
         regather = np.where(zero == 3, gather, 0)
         after_gather, before_scatter = self._copy_seconds(table.dense + table.expert, zero == 3)
+        after_gather = share * after_gather
         waited = 0.0 if self.problem.runtime.registered_buffers else WAITED
         table.gather_forward = _exposed(waited, table.forward, (gather, param)) + after_gather
         table.gather_backward = _exposed(waited, table.backward, (regather, param), (reduce_s, grad))
         table.gather_backward = table.gather_backward + after_gather + before_scatter
         table.total()
+
+    def _gathered_share(self, pieces: int) -> np.ndarray:
+        """[P] of a gather in 16 bit, what it is where blocks' parameters are quantised before; what lies beside the
+        blocks is not."""
+        work, runtime = self.problem.work, self.problem.runtime
+        quantised = runtime.quantised_parameters and work.precision in QUANTISED
+        share = QUANTISED_BYTES[work.precision] / work.compute_bytes if quantised else 1.0
+        return np.where(np.arange(pieces) < self.blocks, share, 1.0)
 
     def _copy_seconds(self, elements: np.ndarray, copies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Seconds on compute's own stream, [W, P]: parameters copied out of a gathered buffer, and gradients into the

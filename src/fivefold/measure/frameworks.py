@@ -231,7 +231,9 @@ FRAMEWORKS: tuple[Framework, ...] = (
         runtime="torchtitan",
         zero=3,
         pipeline_fills=True,
-        source="torchtitan's configuration: fully_shard with reshard after forward; as many micro-batches as stages",
+        quantised={"changes": {"quantised_parameters": True}},
+        source="torchtitan's configuration: fully_shard with reshard after forward; as many micro-batches as stages; "
+        "its docs/float8.md (06fe2901ed) gathers parameters in 8 bit",
     ),
     Framework(
         starts=("llm-foundry", "composer", "mosaic"),

@@ -66,7 +66,7 @@ def _by_scaling(run: Run, line: Framework) -> dict[str, Any]:
     """torchao's row-wise recipes: whoever asks for them gets PyTorch's plain tensor parallelism (torchtitan
     llama3/infra/parallelize.py, read at 018740b7aa)."""
     if _is_pytorch(line) and re.search(r"row-?wise", run.precision or "", re.IGNORECASE):
-        return {"scaled_by_row": True, "quantised_gathers": False}
+        return {"scaled_by_row": True, "quantised_gathers": False, "quantised_parameters": False}
     return {}
 
 

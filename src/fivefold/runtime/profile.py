@@ -63,8 +63,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         being gathered again.
     quantised_gathers: under recipes that quantise products, each rank quantises its share of what sequence parallelism
         gathers for a linear layer, and that is gathered.
+    quantised_parameters: under recipes that quantise, blocks' fully sharded parameters are quantised before they are
+        gathered.
     scaled_by_row: 8-bit operands have a scale for every row, so that each of a linear layer's three products has both
         of its operands quantised for itself, weights among them.
+    compiled_casts: 8-bit operands are quantised by kernels that a compiler writes: the largest value is looked for
+        before the cast, and what lies transposed is written by kernels of less bandwidth.
     sequence_second: hidden states lie sequence after sequence, so that a gather over the sequence with more than one of
         them is copied into their order, and what is scattered over it is copied first; not where TP overlap is on.
     ring_gathers: ring attention gathers keys and values at once, repeated for every query head, in both passes, and
@@ -186,7 +190,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     sharded_loss_bytes_per_logit: int = 0
     gathered_inputs_kept: bool = False
     quantised_gathers: bool = False
+    quantised_parameters: bool = False
     scaled_by_row: bool = False
+    compiled_casts: bool = False
     sequence_second: bool = False
     ring_gathers: bool = False
     ring_waits: bool = False

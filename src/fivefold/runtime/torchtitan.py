@@ -33,6 +33,7 @@ PROFILE = Profile(
     sharded_loss_bytes_per_logit=16,
     gathered_inputs_kept=True,
     quantised_gathers=True,
+    compiled_casts=True,
     sequence_second=True,
     ring_gathers=True,
     gather_copy_bytes=4,
@@ -80,6 +81,8 @@ PROFILE = Profile(
         "are cast before the all-gather, in both passes",
         "input_gradient_bytes": "torchtitan's models/llama/model.py: wq, wk, wv and w1, w3 are layers of their own; "
         "autograd adds what they give pair by pair (read 4, write 2)",
+        "compiled_casts": "torchao float8_linear.py and float8_ops.py (024fe94fd8, 067a632078) under torch.compile; "
+        "rates in estimate/casts.py",
         "sequence_second": (
             "torchtitan's plan shards dimension 1 (llama3/infra/parallelize.py, read at 018740b7aa); PyTorch 2.13's "
             "_functional_collectives.py then chunks and concatenates around a collective over dimension 0, while the "
