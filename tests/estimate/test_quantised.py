@@ -168,3 +168,21 @@ def test_parameters_that_are_quantised_before_move_half_as_much(small) -> None:
     assert narrow[:blocks] == pytest.approx(plain[:blocks] / 2)
     assert narrow[blocks:] == pytest.approx(plain[blocks:])
     assert np.any(plain[blocks:] > 0)
+
+
+def test_async_tp_lays_out_what_is_quantised_by_row(small) -> None:
+    """Only a product takes the parts of a gather as they come; casts stand between it and that product."""
+    layout = Layout(tp=4, micro_batch=2, overlap=Overlap(tp=True))
+    taken, laid_out = (
+        kernel(small["llama"], "fp8", layout, "torchtitan", quantised_gathers=False, scaled_by_row=on)
+        for on in (False, True)
+    )
+
+    def copied(found: Kernel) -> dict[str, float]:
+        return {row.name: float(np.max(row.copied)) for row, _ in found.costs[0].exchanges if row.when == "forward"}
+
+    assert set(copied(taken).values()) == {0.0}
+    whole = 2.0 * 2 * 2 * TOKENS * HIDDEN  # read and written, 2 bytes, two sequences
+    by_name = copied(laid_out)
+    assert by_name["gather qkv_proj input"] == by_name["gather mlp.fc1 input"] == whole
+    assert by_name["scatter out_proj output"] == 0.0

@@ -47,6 +47,7 @@ class LinearWriter:
         self.linear_input_bytes = QUANTISED_BYTES[work.precision] if quantised else self.element_bytes
         gathers_quantised = work.precision in QUANTISED and runtime.quantised_gathers
         self.gathered_bytes = QUANTISED_BYTES[work.precision] if gathers_quantised else self.element_bytes
+        self.scaled_by_row = work.precision == "fp8" and runtime.scaled_by_row
         # Ranks that quantise what they gather together.
         self.gathered_shared = np.where(shard.sp & gathers_quantised, shard.tp, 1)
 
@@ -229,10 +230,12 @@ class LinearWriter:
 
     def _laid_out(self, moved: Column, *, after: bool = False) -> Column:
         """Bytes that a copy of a whole tensor moves beside its collective over the sequence: after a gather only where
-        it brings more than one sequence, whose parts lie apart then."""
+        it brings more than one sequence, whose parts lie apart then. Where TP overlaps, the product takes the parts as
+        they are, unless they are quantised in between."""
         if not self.runtime.sequence_second:
             return 0
-        return np.where(self.shard.overlap_tp | (after & (self.shard.micro_batch == 1)), 0.0, 2.0 * np.asarray(moved))
+        fused = self.shard.overlap_tp & (not (after and self.scaled_by_row))
+        return np.where(fused | (after & (self.shard.micro_batch == 1)), 0.0, 2.0 * np.asarray(moved))
 
     def _replicated(
         self, ledger: Ledger, name: str, k: int, n: int, tokens: np.ndarray, *, bias: bool, module: Module = "mixer"
