@@ -119,6 +119,21 @@ def test_an_update_of_separate_kernels_passes_over_gradients_again(precision, gr
     assert (seconds[False], seconds[True]) == (pytest.approx(fused), pytest.approx(separate))
 
 
+def test_an_update_of_a_kernel_for_each_operation_moves_what_the_profile_says():
+    """AdamW's alone: of the 38 bytes of one kernel's, 4 are read for the norm and 4 cleared."""
+    seconds = {}
+    for optimizer in ("adamw", "sgd"):
+        for moved in (0.0, 80.0):
+            layout, changes = Layout(zero=0), {"adamw_update_bytes": moved}
+            seconds[optimizer, moved] = kernel_of("gpt2-xl", layout=layout, changes=changes, optimizer=optimizer)
+    kernel = seconds["adamw", 80.0]
+    cluster, elements = kernel.problem.cluster, np.add(*kernel.rank_parameters(ONE))[0, 0]
+    rate = cluster.gpu.memory_bandwidth_per_s * load_curve(cluster.gpu.name).streaming_efficiency
+    more = kernel.optimizer_seconds(ONE)[0] - seconds["adamw", 0.0].optimizer_seconds(ONE)[0]
+    assert more * rate / elements == pytest.approx(80 - (38 - 4 - 4))
+    assert seconds["sgd", 80.0].optimizer_seconds(ONE)[0] == seconds["sgd", 0.0].optimizer_seconds(ONE)[0]
+
+
 def test_single_operations_keep_every_second_product():
     """Llama 3 8B by hand: query, value, gate and down projections, attention's output and the block's input stay."""
     layout = Layout(zero=3, recompute=Recompute(kind="selective"))

@@ -48,6 +48,19 @@ def test_what_torchtitan_compiles():
     assert "fused_glu" not in megatron.changes
 
 
+def test_updates_of_adamw_became_one_kernel():
+    """torchtitan's in February 2025; PyTorch's own stay one for each operation unless asked, litgpt asks."""
+
+    def moved(**changes):
+        case = convert(changed("simumax-0002", **{"zero": 3, "dp": 8, "tp": 1} | changes))
+        return case.changes.get("adamw_update_bytes", load_runtime(case.runtime).adamw_update_bytes)
+
+    assert moved(framework="torchtitan", source_date="2024-12") == 80
+    assert moved(framework="torchtitan", source_date="2025-06") == 0
+    assert moved(framework="FSDP", tp=1, dp=8, source_date="2025-06") == 80
+    assert moved(framework="litgpt", tp=1, dp=8) == 0
+
+
 def test_parameters_are_gathered_in_8_bits_where_torchtitan_documents_it():
     stated = {"framework": "torchtitan", "zero": 3, "dp": 4, "tp": 2}
     eight = {"precision_kind": "fp8", "precision": "float8"}

@@ -190,8 +190,10 @@ class Kernel(HostModel):
         # The norm reads gradients; the update reads them, reads and writes master and states, writes the weight.
         grad, clipped = self.trained_grad_bytes, self.problem.runtime.whole_clip_bytes
         norm = clipped * (dense + expert) if clipped else grad * sharded
-        moved = norm + sharded * (grad + 2 * (MASTER_BYTES + states) + self.problem.work.compute_bytes)
-        moved = moved + sharded * self.separate_update_bytes()
+        update = grad + 2 * (MASTER_BYTES + states) + self.problem.work.compute_bytes
+        if self.problem.work.optimizer == "adamw" and self.problem.runtime.adamw_update_bytes:
+            update = self.problem.runtime.adamw_update_bytes
+        moved = norm + sharded * (update + self.separate_update_bytes())
         cleared = grad * (sharded if self.problem.fully_sharded else dense + expert)
         seconds = streaming_seconds(self.pricer.curve, self.problem.cluster.gpu, (moved + cleared).max(axis=1), 4)
         if self.optimizer.newton_schulz and self.trains:

@@ -400,7 +400,14 @@ FRAMEWORKS: tuple[Framework, ...] = (
         zero=0,
         source="DistributedDataParallel around plain PyTorch: gradients all-reduced beside backward",
     ),
-    Framework(starts=("litgpt", "lit-gpt", "lightning"), runtime="deepspeed", sharded="fsdp1", zero=3),
+    Framework(
+        starts=("litgpt", "lit-gpt", "lightning"),
+        runtime="deepspeed",
+        sharded="fsdp1",
+        zero=3,
+        changes_sharded={"adamw_update_bytes": 0.0},
+        source="litgpt's pretrain.py: AdamW is fused on GPUs (from memory)",
+    ),
 )
 # A framework that no line names: its degrees say which kind of profile is nearest.
 OTHER = Framework(

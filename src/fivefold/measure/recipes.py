@@ -29,6 +29,8 @@ _WHOLE_BLOCKS = "cuda_graph_impl=local"
 # A compiler makes one kernel of a chain of operations that go element by element; the sum of an input's gradients is
 # part of the norm's or the copy's that reads it.
 _COMPILED_CHAINS = {"unfused_norms": False, "fused_glu": True, "input_gradient_bytes": 2.0}
+# torchtitan's AdamW became one kernel with its pull request 881.
+_FUSED_UPDATE = "2025-03"
 _COMPILED_LOSS = {"loss_bytes_per_logit": 4, "loss_moved_bytes": (4.0, 4.0)}
 # Megatron-Core's own fused cross-entropy under torch.compile: what is written in place and reduced over in one graph
 # becomes an fp32 tensor of its own and is copied back (a note in core/fusions/fused_cross_entropy.py, 0cb4a9c817, which
@@ -38,7 +40,9 @@ _NATIVE_FUSED_LOSS = {"loss_bytes_per_logit": 10}
 
 def changes_of(run: Run, line: Framework) -> dict[str, Any]:
     """Of the profile: what the framework's recipes set otherwise, and launches that CUDA graphs replay."""
-    return {**_by_release(run, line), **_by_scaling(run, line), **_by_policy(run, line)}
+    return {
+        **_by_release(run, line), **_by_scaling(run, line), **_by_policy(run, line), **_by_update(run, line)
+    }  # fmt: skip
 
 
 def _by_policy(run: Run, line: Framework) -> dict[str, Any]:
@@ -67,6 +71,12 @@ def _by_scaling(run: Run, line: Framework) -> dict[str, Any]:
     llama3/infra/parallelize.py, read at 018740b7aa)."""
     if _is_pytorch(line) and re.search(r"row-?wise", run.precision or "", re.IGNORECASE):
         return {"scaled_by_row": True, "quantised_gathers": False, "quantised_parameters": False}
+    return {}
+
+
+def _by_update(run: Run, line: Framework) -> dict[str, Any]:
+    if line.runtime == "torchtitan" and not line.stands_in and dated(run) < _FUSED_UPDATE:
+        return {"adamw_update_bytes": load_runtime("fsdp").adamw_update_bytes}
     return {}
 
 

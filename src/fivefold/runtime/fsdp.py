@@ -18,6 +18,7 @@ PROFILE = replace(
     selective_by_operation=False,
     unfused_norms=True,
     norms_kept_fp32=True,
+    adamw_update_bytes=80,
     quantised_gathers=False,
     scores_kept_fp32=True,
     sources={
@@ -25,6 +26,8 @@ PROFILE = replace(
         "fused_glu": "eager modules of Llama's kind: silu, product and projection save four tensors of the "
         "intermediate size",
         "input_gradient_bytes": "transformers' q_proj, k_proj, v_proj and gate_proj, up_proj: as torchtitan",
+        "adamw_update_bytes": "torch/optim/adam.py _multi_tensor_adam, PyTorch's default (pytorch/pytorch pull request "
+        "95241): decay 8, first moment 12, second 8 and 12, its root 8, correction 8, eps 8, step 16 (from memory)",
         "unfused_norms": "transformers' LlamaRMSNorm and apply_rotary_pos_emb, as its modules run without a compiler",
         "norms_kept_fp32": "transformers LlamaRMSNorm: cast to fp32, square, mean, product, cast back (from memory)",
         "scores_kept_fp32": "transformers' eager_attention_forward: softmax in fp32, then cast (from memory)",
@@ -44,8 +47,10 @@ ACCELERATE = replace(
     precisions=("bf16",),
     schedules=("1f1b",),
     tp_overlap_hidden=0.0,
+    adamw_update_bytes=0.0,
     sources={
         **PROFILE.sources,
+        "adamw_update_bytes": "transformers' training_args.py: adamw_torch_fused with PyTorch 2.8 and later",
         "schedules": "no pipeline goes with it; 1f1b is what one stage runs",
         "tp_overlap_hidden": "no such switch",
     },

@@ -125,6 +125,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         is 16 bit wide). bf16_wgrad_bytes: the same in training in bf16, by another optimizer; 0: no different.
     separate_update: gradients are divided by the replicas, copied to fp32, unscaled and normed by kernels of their own
         before the update, and the master weights copied after it.
+    adamw_update_bytes: per parameter, moved by an update of AdamW that takes a kernel for each of its operations; 0:
+        one kernel reads and writes each tensor once.
     bf16_all_reduces: in bf16 that optimizer all-reduces gradients under ZeRO-1 instead of scattering them.
     quantised_weight_bytes: resident bytes of one parameter under 8-bit and narrower recipes: 4 is a 16-bit weight and
         two quantised copies, as it lies and transposed; 2 where the weight itself is kept quantised.
@@ -217,6 +219,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     bf16_wgrad_bytes: float = 0
     bf16_all_reduces: bool = False
     separate_update: bool = False
+    adamw_update_bytes: float = 0.0
     quantised_weight_bytes: float = 4
     loss_moved_bytes: tuple[float, float] = (18, 14)
     launch_host_s: float = 0.0
