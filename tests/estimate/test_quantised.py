@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from fivefold.cluster import load_cluster, load_curve_of
+from fivefold.cluster import collective_seconds, load_cluster, load_curve_of
 from fivefold.estimate import Estimate, Kernel, Problem, estimate
 from fivefold.estimate.price import OWNERS
 from fivefold.layout import Columns, Layout, Overlap, Workload
@@ -186,3 +186,18 @@ def test_async_tp_lays_out_what_is_quantised_by_row(small) -> None:
     by_name = copied(laid_out)
     assert by_name["gather qkv_proj input"] == by_name["gather mlp.fc1 input"] == whole
     assert by_name["scatter out_proj output"] == 0.0
+
+
+@pytest.mark.parametrize(("by_row", "counts"), [(False, (1 + 1 + 1 + 1, 3 + 2 + 1 + 1)), (True, (2 + 2, 2 * (3 + 2)))])
+def test_largest_values_are_reduced_over_the_ranks_that_share_what_is_cast(small, by_row: bool, counts) -> None:
+    """torchao: inputs of four projections forward, gradients of seven backward; with a scale for every row those alone
+    whose rows lie over the ranks, and likewise weights, a number for every row."""
+    k = kernel(small["llama"], "fp8", Layout(tp=4), "torchtitan", scaled_by_row=by_row, quantised_gathers=not by_row)
+    found = [(row, seconds) for row, seconds in k.costs[0].exchanges if row.name.startswith("largest values")]
+    assert tuple(sum(row.times for row, _ in found if row.when == side) for side in ("forward", "backward")) == counts
+    for row, seconds in found:
+        size = 4.0 * (TOKENS if by_row else 1)
+        once = collective_seconds(k.problem.cluster, "all_reduce", size, k.pricer.placements["tp"])
+        assert seconds == pytest.approx(row.times * k.problem.runtime.tp_in_step * once)
+    fused = kernel(small["llama"], "fp8", Layout(tp=4), "megatron")
+    assert not [row for row, _ in fused.costs[0].exchanges if row.name.startswith("largest values")]

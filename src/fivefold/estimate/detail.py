@@ -252,7 +252,7 @@ class Detail:
                 runs = self.micro_batches * float(count[index] + twice)
                 if size <= 0 or runs == 0:
                     continue
-                calls = runs * (_first(row.ring_steps) if row.op == "send" else 1)
+                calls = runs * (_first(row.ring_steps) if row.op == "send" else row.times)
                 sent = calls * float(bytes_sent_per_rank(row.op, size, kernel.pricer.placements[row.axis].n)[0])
                 entry = totals.setdefault((row.axis, row.op), np.zeros(3))
                 entry += (calls, sent, runs * float(exposed[0]))

@@ -92,5 +92,7 @@ class ExchangePricer:
             seconds = np.where(size > 0, seconds, 0.0)
             if op == "send":
                 seconds = seconds * ledger.stack([row.ring_steps for row in rows])
+            if any(row.times > 1 for row in rows):
+                seconds = seconds * np.array([[row.times] for row in rows])
             out += zip(rows, seconds, strict=True)
         return out

@@ -69,7 +69,7 @@ def unfused_seconds(
 def _transfers(row: Exchange, placements: Mapping[str, Placement]) -> np.ndarray:
     """How often a collective is launched in a pass, [K]: a ring's in each of its steps."""
     moved = row.bytes * (placements[row.axis].n > 1) * row.ring_steps
-    return np.where(np.asarray(moved) > 0, row.ring_steps if row.op == "send" else 1, 0)
+    return np.where(np.asarray(moved) > 0, row.ring_steps if row.op == "send" else row.times, 0)
 
 
 def launch_seconds(

@@ -129,7 +129,8 @@ class Exchange:
     """A collective on one axis. `behind`: the matrix product (its name and gradient) that hides it, if any.
 
     ring_steps: for ring attention, how many transfers follow each other; they hide behind `Attend`. ends_block: as of a
-    Gemm. copied: bytes that a copy before or after it moves, which nothing hides.
+    Gemm. times: as many of them follow each other, outside a ring. copied: bytes that a copy before or after it moves,
+    which nothing hides.
     relayed: where tokens are sent once to a rank, and between nodes once to a node: bytes of one copy of every
     token, and the experts that each goes to.
     """
@@ -141,6 +142,7 @@ class Exchange:
     when: Pass
     behind: tuple[str, Literal["dgrad", "wgrad"]] | None = None
     ring_steps: Column = 1
+    times: int = 1
     module: Module = "mixer"
     ends_block: bool = False
     copied: Column = 0

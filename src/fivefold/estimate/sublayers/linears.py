@@ -122,8 +122,23 @@ class LinearWriter:
         ledger.gemms.append(Gemm(name, module, s.tokens, out, h, input_shared=self.gathered_shared))
         self._gather_for_column(ledger, name, s.tokens * h, module)
 
+    def _largest_values(self, ledger: Ledger, name: str, module: Module, ahead: int, back: int) -> None:
+        """What torchao's ranks reduce before they cast what they share: the largest value of a tensor, or of every row
+        that lies over them; as often in each pass."""
+        s = self.shard
+        if self.work.precision != "fp8" or not self.runtime.compiled_casts or int(s.tp.max(initial=1)) == 1:
+            return
+        size = np.where(s.tp > 1, SINGLE * (s.tokens if self.scaled_by_row else 1), 0.0)
+        ledger.exchanges += [
+            Exchange(f"largest values of {name}", "tp", "all_reduce", size, when, module=module, times=times)
+            for when, times in (("forward", ahead), ("backward", back))
+            if times
+        ]
+
     def _separate(self, ledger: Ledger, name: str, module: Module, layers: int) -> None:
-        """What adds up the gradients of an input that `layers` linear layers read, which are written here as one."""
+        """`layers` linear layers that read one input and are written here as one: what adds up its gradients, and what
+        is known of them before they are cast. With a scale for every row, gradients and weights lie over the ranks."""
+        self._largest_values(ledger, name, module, *((0, 2 * layers) if self.scaled_by_row else (1, layers)))
         more = self.runtime.input_gradient_bytes * (layers - 1)
         if more and self.model.family not in _JOINT_PROJECTIONS:
             ledger.streams.append(
@@ -194,6 +209,7 @@ class LinearWriter:
         )
         if int(s.tp.max(initial=1)) == 1:
             return
+        self._largest_values(ledger, name, module, *((2, 0) if self.scaled_by_row else (1, 1)))
         full = self.element_bytes * s.tokens * h
         scattered = np.where(s.sp, full, 0.0)
         gathered = scattered * (self.gathered_bytes / self.element_bytes)
