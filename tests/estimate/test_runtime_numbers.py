@@ -289,6 +289,16 @@ def test_gradients_of_an_input_that_several_layers_read_are_added(small):
     assert not {row.name for row in gpt.ledgers[0].streams if row.name.endswith("gradients")}
 
 
+def test_keys_and_values_copied_for_every_query_head(small):
+    """Llama's 16 query and 8 key heads of 64: both tensors read and written, kept instead of the fewer heads."""
+    few, many = (kernel(small["llama"], Layout(), repeats_keys_and_values=on) for on in (False, True))
+    moved = 2 * TOKENS * 64 * 2 * (8 + 16)
+    assert streams(many, "repeated keys and values") == (moved, moved)
+    assert sum(saved(many).values()) - sum(saved(few).values()) == 2 * TOKENS * 64 * 2 * (16 - 8)
+    gpt = kernel(small["gpt2"], Layout(), repeats_keys_and_values=True)
+    assert "repeated keys and values" not in saved(gpt)
+
+
 def test_tokens_sent_once_are_fewer_bytes(small):
     """Two experts out of 8 on 4 ranks: a second one is on the first one's rank with chance 1/4."""
     layout = Layout(ep=4)

@@ -61,6 +61,23 @@ def test_updates_of_adamw_became_one_kernel():
     assert moved(framework="litgpt", tp=1, dp=8) == 0
 
 
+@pytest.mark.parametrize(
+    ("framework", "date", "kernel"),
+    [
+        ("torchtitan", "2025-06", "fa2"),
+        ("torchtitan", "2026-09", "cudnn"),
+        ("torchtitan", None, "fa2"),
+        ("FSDP", "2025-06", "fa2"),
+        ("HF Trainer", "2026-09", "cudnn"),
+        ("FSDP", None, "fa2"),
+    ],
+)
+def test_pytorch_attends_by_cudnn_since_2026(framework, date, kernel):
+    case = convert(changed("simumax-0002", framework=framework, zero=3, dp=8, tp=1, source_date=date))
+    profile = msgspec.structs.replace(load_runtime(case.runtime), **case.changes)
+    assert profile.attention_kernels[0] == kernel
+
+
 def test_parameters_are_gathered_in_8_bits_where_torchtitan_documents_it():
     stated = {"framework": "torchtitan", "zero": 3, "dp": 4, "tp": 2}
     eight = {"precision_kind": "fp8", "precision": "float8"}

@@ -29,6 +29,9 @@ _WHOLE_BLOCKS = "cuda_graph_impl=local"
 # A compiler makes one kernel of a chain of operations that go element by element; the sum of an input's gradients is
 # part of the norm's or the copy's that reads it.
 _COMPILED_CHAINS = {"unfused_norms": False, "fused_glu": True, "input_gradient_bytes": 2.0}
+# torchtitan's main branch at the latest (runtime/torchtitan.py, MAIN), and PyTorch 2.11 (the month from memory).
+_TORCHTITAN_CUDNN, _PYTORCH_CUDNN, _UNDATED = "2026-03", "2026-04", "9998"
+_CUDNN_ATTENTION = {"attention_kernels": ("cudnn", "fa2"), "repeats_keys_and_values": False}
 # torchtitan's AdamW became one kernel with its pull request 881.
 _FUSED_UPDATE = "2025-03"
 _COMPILED_LOSS = {"loss_bytes_per_logit": 4, "loss_moved_bytes": (4.0, 4.0)}
@@ -40,9 +43,8 @@ _NATIVE_FUSED_LOSS = {"loss_bytes_per_logit": 10}
 
 def changes_of(run: Run, line: Framework) -> dict[str, Any]:
     """Of the profile: what the framework's recipes set otherwise, and launches that CUDA graphs replay."""
-    return {
-        **_by_release(run, line), **_by_scaling(run, line), **_by_policy(run, line), **_by_update(run, line)
-    }  # fmt: skip
+    parts = (_by_release, _by_scaling, _by_policy, _by_update, _by_attention)
+    return {name: value for part in parts for name, value in part(run, line).items()}
 
 
 def _by_policy(run: Run, line: Framework) -> dict[str, Any]:
@@ -78,6 +80,17 @@ def _by_update(run: Run, line: Framework) -> dict[str, Any]:
     if line.runtime == "torchtitan" and not line.stands_in and dated(run) < _FUSED_UPDATE:
         return {"adamw_update_bytes": load_runtime("fsdp").adamw_update_bytes}
     return {}
+
+
+def _by_attention(run: Run, line: Framework) -> dict[str, Any]:
+    """Which kernel PyTorch's own attention was, and whether keys and values were copied for it; a row without a date is
+    taken to be of before cuDNN's."""
+    if not _is_pytorch(line) or line.stands_in:
+        return {}
+    month = dated(run)
+    if line.runtime == "torchtitan":
+        return _CUDNN_ATTENTION if _TORCHTITAN_CUDNN <= month < _UNDATED else {}
+    return {} if _PYTORCH_CUDNN <= month < _UNDATED else {"attention_kernels": ("fa2",)}
 
 
 def _by_release(run: Run, line: Framework) -> dict[str, Any]:

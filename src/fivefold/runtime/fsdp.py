@@ -16,6 +16,8 @@ PROFILE = replace(
     newest=(2, 13),
     aliases=("fsdp2",),
     selective_by_operation=False,
+    attention_kernels=("cudnn", "fa2"),
+    repeats_keys_and_values=False,
     unfused_norms=True,
     norms_kept_fp32=True,
     adamw_update_bytes=80,
@@ -25,6 +27,9 @@ PROFILE = replace(
         **TORCHTITAN.sources,
         "fused_glu": "eager modules of Llama's kind: silu, product and projection save four tensors of the "
         "intermediate size",
+        "attention_kernels": "PyTorch prefers cuDNN's kernel on Hopper and Blackwell since its wheels of 2.11, with a "
+        "cuDNN past 9.15; before, FlashAttention-2 (sdp_utils.cpp, told in huggingface/transformers pull request 48163)",
+        "repeats_keys_and_values": "transformers' sdpa_attention.py: enable_gqa since PyTorch 2.5 (from memory)",
         "input_gradient_bytes": "transformers' q_proj, k_proj, v_proj and gate_proj, up_proj: as torchtitan",
         "adamw_update_bytes": "torch/optim/adam.py _multi_tensor_adam, PyTorch's default (pytorch/pytorch pull request "
         "95241): decay 8, first moment 12, second 8 and 12, its root 8, correction 8, eps 8, step 16 (from memory)",

@@ -71,8 +71,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         before the cast, and what lies transposed is written by kernels of less bandwidth.
     sequence_second: hidden states lie sequence after sequence, so that a gather over the sequence with more than one of
         them is copied into their order, and what is scattered over it is copied first; not where TP overlap is on.
-    ring_gathers: ring attention gathers keys and values at once, repeated for every query head, in both passes, and
-        sends their fp32 gradients around. ring_waits: what it moves is waited for where it starts, beside no attention.
+    repeats_keys_and_values: keys and values of grouped heads are copied for every query head before attention.
+    ring_gathers: ring attention gathers keys and values at once, in both passes, and sends their fp32 gradients
+        around. ring_waits: what it moves is waited for where it starts, beside no attention.
     tokens_sent_once: of the experts that a token goes to, those of one rank get it in one copy, those of one node over
         the network too, and the kernel that sends it also puts it in their order (DeepEP and Hybrid-EP).
     fused_permutation: tokens are put in another order by one kernel each time, instead of two.
@@ -196,6 +197,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     scaled_by_row: bool = False
     compiled_casts: bool = False
     sequence_second: bool = False
+    repeats_keys_and_values: bool = False
     ring_gathers: bool = False
     ring_waits: bool = False
     tokens_sent_once: bool = False

@@ -35,6 +35,7 @@ PROFILE = Profile(
     quantised_gathers=True,
     compiled_casts=True,
     sequence_second=True,
+    repeats_keys_and_values=True,
     ring_gathers=True,
     gather_copy_bytes=4,
     scatter_copy_bytes=6,
@@ -63,7 +64,8 @@ PROFILE = Profile(
         ),
         "schedules": "torchtitan pipeline_parallel, read at 02ef790c79, without those that split the backward: "
         "fully_shard gives wrong gradients under them (measured on PyTorch 2.13)",
-        "attention_kernels": "PyTorch scaled_dot_product_attention ships FlashAttention-2 (from memory)",
+        "attention_kernels": "torchtitan models/attention.py: FlashAttention-2, which PyTorch ships, before all others "
+        "below compute capability 10, cuDNN's kernel from there on (pull request 1196)",
         "fused_glu": (
             "torchtitan's FeedForward in eager mode: silu, product and projection save four tensors of the "
             "intermediate size"
@@ -92,6 +94,7 @@ PROFILE = Profile(
             "PyTorch 2.13 _context_parallel/_attention.py: rotation by all-gather is the default, gradients of keys "
             "and values are accumulated and sent in fp32; torchtitan's repeat_kv (models/llama/model.py, 0199cbc1ba)"
         ),
+        "repeats_keys_and_values": "torchtitan's models/llama/model.py, repeat_kv (0199cbc1ba)",
         "gathered_inputs_kept": "DTensor layers keep the replicated input that autograd saw",
         "gather_copy_bytes": "PyTorch foreach_all_gather_copy_out: 16-bit parameters, read and written",
         "scatter_copy_bytes": "PyTorch foreach_reduce_scatter_copy_in: 16-bit gradients read, fp32 written",
@@ -116,5 +119,18 @@ PROFILE = Profile(
         "tie_spread": "as megatron",
     },
 )
-# The main branch counts tokens instead of sequences since August; what it keeps and moves is the same.
-MAIN = replace(PROFILE, versions="2026.3 to 2026.12 (the main branch, by month)", oldest=(2026, 3), newest=(2026, 12))
+# The main branch counts tokens instead of sequences since August; but for attention's, what it keeps and moves is the
+# same.
+MAIN = replace(
+    PROFILE,
+    versions="2026.3 to 2026.12 (the main branch, by month)",
+    oldest=(2026, 3),
+    newest=(2026, 12),
+    attention_kernels=("cudnn", "fa2"),
+    repeats_keys_and_values=False,
+    sources={
+        **PROFILE.sources,
+        "attention_kernels": "torchtitan models/common/attention.py, ScaledDotProductAttentionWrapper (003bb42ab6)",
+        "repeats_keys_and_values": "the same: enable_gqa",
+    },
+)

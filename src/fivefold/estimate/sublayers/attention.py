@@ -30,6 +30,8 @@ class AttentionWriter(LinearWriter):
         if mixer.rope:
             self._rotary(ledger, s.tokens * (q + kv))
         ledger.saved.append(Saved("query_key_value", "mixer", self.element_bytes * s.tokens * (q + 2 * kv)))
+        if self.runtime.repeats_keys_and_values and mixer.heads > mixer.kv_heads:
+            self._repeated(ledger, q, kv)
         self._core_attention(ledger, heads, mixer.head_dim, mixer.head_dim, kv_heads, mixer.window, mixer.chunk)
         if mixer.gate:
             self._output_gate(ledger, q)
@@ -38,6 +40,12 @@ class AttentionWriter(LinearWriter):
         if mixer.gate:
             gradients = gradients + s.tokens * q
         ledger.working.append(Working("gradients of query, key, value", self.element_bytes * gradients))
+
+    def _repeated(self, ledger: Ledger, q: np.ndarray, kv: np.ndarray) -> None:
+        """Keys and values copied for every query head, which attention keeps instead; their gradients are summed."""
+        moved = self.element_bytes * self.shard.tokens
+        ledger.streams.append(Stream("repeated keys and values", "mixer", *[2 * moved * (q + kv)] * 2, 2, 2))
+        ledger.saved.append(Saved("repeated keys and values", "mixer", 2 * moved * (q - kv)))
 
     def _qk_norm(self, ledger: Ledger, mixer: Attention, q: np.ndarray, kv: np.ndarray) -> None:
         """A norm of queries and keys; its input is kept beside its output, which attention keeps."""
@@ -130,8 +138,8 @@ class AttentionWriter(LinearWriter):
         ring = np.where(s.ulysses, 0.0, 1.0)
         a2a = np.where(s.ulysses & (s.cp > 1), 1.0, 0.0)
         if self.runtime.ring_gathers:
-            kv_ratio = np.ones_like(kv_ratio)
-            ledger.exchanges += self._gathered_ring(ring * (s.cp > 1) * unit * (qk_dim + v_dim))
+            kv_ratio = np.ones_like(kv_ratio) if self.runtime.repeats_keys_and_values else kv_ratio
+            ledger.exchanges += self._gathered_ring(ring * (s.cp > 1) * unit * kv_ratio * (qk_dim + v_dim))
         else:
             steps = np.maximum(s.cp - 1, 1) * (s.cp > 1)
             ledger.exchanges += [
