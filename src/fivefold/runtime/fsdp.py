@@ -28,7 +28,7 @@ PROFILE = replace(
         "fused_glu": "eager modules of Llama's kind: silu, product and projection save four tensors of the "
         "intermediate size",
         "attention_kernels": "PyTorch prefers cuDNN's kernel on Hopper and Blackwell since its wheels of 2.11, with a "
-        "cuDNN past 9.15; before, FlashAttention-2 (sdp_utils.cpp, told in huggingface/transformers pull request 48163)",
+        "cuDNN past 9.15; before, FlashAttention-2 (sdp_utils.cpp; huggingface/transformers pull request 48163)",
         "repeats_keys_and_values": "transformers' sdpa_attention.py: enable_gqa since PyTorch 2.5 (from memory)",
         "input_gradient_bytes": "transformers' q_proj, k_proj, v_proj and gate_proj, up_proj: as torchtitan",
         "adamw_update_bytes": "torch/optim/adam.py _multi_tensor_adam, PyTorch's default (pytorch/pytorch pull request "

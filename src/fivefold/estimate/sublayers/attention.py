@@ -43,9 +43,10 @@ class AttentionWriter(LinearWriter):
 
     def _repeated(self, ledger: Ledger, q: np.ndarray, kv: np.ndarray) -> None:
         """Keys and values copied for every query head, which attention keeps instead; their gradients are summed."""
-        moved = self.element_bytes * self.shard.tokens
-        ledger.streams.append(Stream("repeated keys and values", "mixer", *[2 * moved * (q + kv)] * 2, 2, 2))
-        ledger.saved.append(Saved("repeated keys and values", "mixer", 2 * moved * (q - kv)))
+        unit = 2 * self.element_bytes * self.shard.tokens
+        moved = unit * (q + kv)
+        ledger.streams.append(Stream("repeated keys and values", "mixer", moved, moved, 2, 2))
+        ledger.saved.append(Saved("repeated keys and values", "mixer", unit * (q - kv)))
 
     def _qk_norm(self, ledger: Ledger, mixer: Attention, q: np.ndarray, kv: np.ndarray) -> None:
         """A norm of queries and keys; its input is kept beside its output, which attention keeps."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from fivefold.estimate.ledger import Column, Exchange, Gemm, Ledger, Module, Saved, Stream, Weight
+from fivefold.estimate.ledger import Column, Exchange, Gemm, Ledger, Module, Pass, Saved, Stream, Weight
 from fivefold.estimate.shard import Shard
 from fivefold.layout.workload import QUANTISED, QUANTISED_BYTES, Workload
 from fivefold.model.spec import Block, ModelSpec, Norm
@@ -129,9 +129,10 @@ class LinearWriter:
         if self.work.precision != "fp8" or not self.runtime.compiled_casts or int(s.tp.max(initial=1)) == 1:
             return
         size = np.where(s.tp > 1, SINGLE * (s.tokens if self.scaled_by_row else 1), 0.0)
+        passes: tuple[tuple[Pass, int], ...] = (("forward", ahead), ("backward", back))
         ledger.exchanges += [
             Exchange(f"largest values of {name}", "tp", "all_reduce", size, when, module=module, times=times)
-            for when, times in (("forward", ahead), ("backward", back))
+            for when, times in passes
             if times
         ]
 
