@@ -130,6 +130,7 @@ routed = st.builds(
     bias=flags,
     router_bias=flags,
     shared_gate=flags,
+    latent=st.sampled_from([0, 256]),
 )
 
 

@@ -51,6 +51,7 @@ HAVE: list[tuple[ModelSpec, set[str]]] = [
     (of(PLAIN), set()),
     (experts(), {"experts"}),
     (experts(shared_ffn=512, shared_gate=True), {"experts", "shared-experts", "shared-expert-gate"}),
+    (experts(latent=256), {"experts", "latent-experts"}),
     (experts(bias=True, router_bias=True), {"experts", "expert-bias", "router-bias"}),
     (
         replace(of(PLAIN), runs=(BlockRun(4, PLAIN), BlockRun(4, replace(PLAIN, feed=ROUTED)))),
@@ -129,7 +130,7 @@ def test_the_trainer_refuses_what_it_does_not_run_by_name(make, model: ModelSpec
         "mtp": "1 multi-token-prediction modules",
         "peculiar": "scores are soft-capped",
     }
-    of_experts = {"shared-experts", "shared-expert-gate", "expert-bias", "router-bias", "mixed-feed"}
+    of_experts = {"latent-experts", "shared-experts", "shared-expert-gate", "expert-bias", "router-bias", "mixed-feed"}
     for name in expected - of_experts - set().union(*TRAINED):
         assert said.get(name, PHRASES[name]) in text, name
 

@@ -430,6 +430,8 @@ def test_what_the_name_says_of_blocks_holds_where_sizes_agree():
         ("Nemotron_3_Nano", "hybrid/moe", {}, 31.6),
         ("Nemotron_3_Nano", "hybrid/moe", {"experts": 128, "topk": 6, "moe_ffn": 1856, "shared_experts": 1}, 31.6),
         ("nemotron-nano-9b-v2", "hybrid", {}, 8.9),
+        ("Nemotron_3_Super", "hybrid/moe", {}, 120.7),
+        ("Nemotron_3_Ultra", "hybrid/moe", {}, 549.3),
     ],
 )
 def test_hybrids_of_the_catalogue_are_read_whatever_their_architecture_is_called(model, arch, sizes, billions):

@@ -10,6 +10,7 @@ from fivefold.measure import convert
 from fivefold.measure.predict import choose, predict
 from fivefold.runtime import load_runtime
 
+SIZES = ("ffn", "heads", "kv_heads", "head_dim", "vocab", "gated_mlp", "tied_embeddings", "params_b")
 _SCALINGS = ("rowwise", "tensorwise")
 
 
@@ -298,3 +299,38 @@ def test_recipes_interleave_where_a_row_does_not_say():
     assert convert(run).layout.vpp == 12
     assert convert(msgspec.structs.replace(run, vpp=1)).layout.vpp == 1
     assert convert(msgspec.structs.replace(run, framework="Megatron-LM")).layout.vpp == 1
+
+
+DEEPSEEK = {
+    "model": "deepseek-v3", "arch": "mla-moe", "layers": 61, "hidden": 7168, "heads": 128, "vocab": 129_280,
+    "experts": 256, "topk": 8, "moe_ffn": 2048, "shared_experts": 1, "ffn": 18_432, "kv_heads": 128, "head_dim": None,
+    "tp": 1, "ep": 8, "etp": 1, "gpus": 128, "gbs": 1024, "mbs": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("framework", "notes", "modules"),
+    [
+        ("Megatron-Bridge", None, 1), ("NeMo/Megatron-Core", None, 1), ("HAI-LLM", None, 1), ("Megatron-LM", None, 0),
+        ("Megatron-LM", "with MTP", 1), ("Megatron-Bridge", "without MTP", 0), ("torchtitan", None, 0),
+    ],
+)  # fmt: skip
+def test_recipes_train_the_modules_of_multi_token_prediction(framework, notes, modules):
+    case = convert(changed("simumax-0001", framework=framework, notes=notes, pp=1, dp=128, **DEEPSEEK))
+    assert case.model.mtp == modules
+    assert ("mtp" in case.assumed) == (modules > 0 and notes is None)
+
+
+def test_words_of_mtp_do_nothing_where_a_model_has_no_modules():
+    row = {"layers": None, "hidden": None, "framework": "Megatron-Bridge", "notes": "mtp"}
+    assert convert(changed("simumax-0001", model="gpt-oss-20b", **row, **dict.fromkeys(SIZES))).model.mtp == 0
+
+
+@pytest.mark.parametrize(("pp", "vpp", "last"), [(4, 1, 13), (8, 1, 5), (4, 2, 13), (16, 1, 1), (8, 2, 5), (4, 4, 13)])
+def test_modules_and_head_lie_with_fewer_blocks(pp, vpp, last):
+    """DeepSeek-V3's layouts in Megatron-Bridge's recipes; all ranks but the last have equal stages."""
+    row = {**DEEPSEEK, "pp": pp, "vpp": vpp, "dp": 128 // pp, "framework": "Megatron-Bridge"}
+    layout = convert(changed("simumax-0001", **row)).layout
+    assert layout.last_stage_layers == last
+    assert (61 - last) % ((pp - 1) * vpp) == 0
+    assert convert(changed("simumax-0001", **row | {"framework": "Megatron-LM"})).layout.last_stage_layers is None

@@ -151,7 +151,6 @@ def test_class_defaults(family: str, transformers_model: Callable[..., Any]) -> 
         ("nemotron_h", {"hybrid_override_pattern": "MX"}, "hybrid_override_pattern"),
         ("nemotron_h", {"num_hidden_layers": 7}, "hybrid_override_pattern"),
         ("nemotron_h", {"mlp_bias": True}, "mlp_bias"),
-        ("nemotron_h", {"moe_latent_size": 4}, "moe_latent_size"),
         ("falcon_h1", {"projectors_bias": True}, "projectors_bias"),
         ("falcon_h1", {"mamba_d_ssm": 13}, "mamba_d_ssm"),
         ("dbrx", {"tie_word_embeddings": True}, "tie_word_embeddings"),

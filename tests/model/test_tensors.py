@@ -105,6 +105,7 @@ experts = st.builds(
     bias=st.booleans(),
     router_bias=st.booleans(),
     shared_gate=st.booleans(),
+    latent=st.sampled_from([0, 8]),
 )
 feeds = st.one_of(dense, experts)
 sublayers = st.one_of(st.tuples(mixers, feeds), st.tuples(mixers, st.none()), st.tuples(st.none(), feeds))

@@ -127,15 +127,15 @@ def _block_adapters(hidden: int, block: Block, lora: Lora, fused: bool) -> tuple
     if fused and {"q", "k", "v"} <= sizes.keys() & set(lora.targets):
         fixed -= 2 * hidden
 
-    def projections(ffn: int, gated: bool) -> int:
+    def projections(ffn: int, gated: bool, width: int = hidden) -> int:
         names = ("gate", "up", "down") if gated else ("up", "down")
-        shared = hidden if fused and gated and {"gate", "up"} <= set(lora.targets) else 0
-        return sum(hidden + ffn for name in names if name in lora.targets) - shared if ffn else 0
+        shared = width if fused and gated and {"gate", "up"} <= set(lora.targets) else 0
+        return sum(width + ffn for name in names if name in lora.targets) - shared if ffn else 0
 
     if isinstance(feed, FeedForward):
         fixed += projections(feed.ffn, feed.gated)
     if isinstance(feed, Experts):
         fixed += projections(feed.shared_ffn, feed.gated)
-        each = projections(feed.ffn, feed.gated)
+        each = projections(feed.ffn, feed.gated, feed.latent or hidden)
         return lora.rank * (fixed + feed.num_experts * each), lora.rank * (fixed + feed.top_k * each)
     return lora.rank * fixed, lora.rank * fixed

@@ -33,7 +33,7 @@ MAX_SIZE = 1 << 31
 # Sizes of a model that may be zero: the thing is then absent.
 # Unicode's category Cc without the tab and the line feed: what a terminal may obey instead of showing.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_MAY_BE_ZERO = {"learned_positions", "mtp", "shared_ffn"}
+_MAY_BE_ZERO = {"learned_positions", "mtp", "shared_ffn", "latent"}
 
 
 class SavedPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -78,6 +78,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature("expert-bias", "biases in its experts", _experts(lambda e: e.bias)),
     Feature("router-bias", "a bias in its router", _experts(lambda e: e.router_bias)),
     Feature("shared-expert-gate", "a gate on its shared experts", _experts(lambda e: e.shared_gate)),
+    Feature("latent-experts", "experts in a latent space", _experts(lambda e: e.latent > 0)),
     Feature(
         "mixed-feed",
         "dense and expert blocks",

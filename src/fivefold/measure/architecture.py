@@ -21,6 +21,7 @@ from fivefold.measure.sizes import (
     with_parameters,
     with_sizes_of,
 )
+from fivefold.measure.words import denied
 from fivefold.model import count_params, load_model, models
 from fivefold.model.spec import (
     Attention,
@@ -70,9 +71,7 @@ def model_of(run: Run, assumed: set[str]) -> ModelSpec:
     known = _catalogued(run) or (_of_name(run, like) if like is not None else None)
     if known is not None:
         assumed.add("architecture")
-        mtp = bool(re.search(r"\bmtp\b", run.notes or "", re.IGNORECASE)) and known.mtp == 0
-        whole = known.layers == run.layers or run.layers is None
-        return load_model(known.name, mtp=True) if mtp and whole and _has_mtp(known.name) else known
+        return _with_modules(run, known, assumed)
     _refuse_other(run)
     if like is not None:
         run = with_sizes_of(run, like, assumed)
@@ -109,6 +108,22 @@ def _alternating(run: Run, whole: ModelSpec) -> ModelSpec:
     )
     pair = (BlockRun(1, msgspec.structs.replace(block, feed=dense)), BlockRun(1, block))
     return msgspec.structs.replace(whole, runs=pair * (whole.layers // 2) + pair[:1] * (whole.layers % 2))
+
+
+def _with_modules(run: Run, known: ModelSpec, assumed: set[str]) -> ModelSpec:
+    """A whole model of the catalogue with its modules of multi-token prediction, where the row says that they are
+    trained, or the framework's recipes do and the row does not deny it."""
+    words = (run.notes or "").lower()
+    said = bool(re.search(r"\bmtp\b", words))
+    trained = said if said else framework_of(run).trains_mtp
+    modules = _modules(known.name)
+    if not trained or denied(r"\bmtp\b").search(words) or known.mtp or not modules:
+        return known
+    if run.layers not in (None, load_model(known.name).layers):
+        return known
+    if not said:
+        assumed.add("mtp")
+    return msgspec.structs.replace(known, mtp=modules)
 
 
 def _with_vocabulary(run: Run, assumed: set[str]) -> Run:
@@ -202,8 +217,12 @@ def _is_peculiar(block: Block) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _has_mtp(name: str) -> bool:
-    return load_model(name, mtp=True).mtp > 0
+def _modules(name: str) -> int:
+    """How many modules of multi-token prediction the catalogue's model of a name has."""
+    try:
+        return load_model(name, mtp=True).mtp
+    except FivefoldError:  # its configuration states none
+        return 0
 
 
 def _catalogued(run: Run) -> ModelSpec | None:

@@ -231,7 +231,7 @@ def _layout(
         schedule=_schedule(run, pp, vpp, assumed),
         recompute=_recompute(run, model, line, assumed),
         overlap=_overlap(run, line, assumed),
-        **_stages(run, model, vpp, assumed),
+        **_stages(run, model, vpp, line, assumed),
     )
     return layout, groups
 
@@ -299,11 +299,13 @@ def _micro_batch(run: Run, line: Framework, assumed: set[str]) -> int:
     return max(local // pp, 1) if line.pipeline_fills else 1
 
 
-def _stages(run: Run, model: ModelSpec, vpp: int, assumed: set[str]) -> dict[str, Any]:
+def _stages(run: Run, model: ModelSpec, vpp: int, line: Framework, assumed: set[str]) -> dict[str, Any]:
     """How blocks lie on the pipeline: evenly, unless the framework is known to do otherwise.
 
     nanotron's profile has a split of its own. On Megatron-Core, models such as Llama 3.1 405B (126 blocks) run with
-    embedding and head counted as a block each.
+    embedding and head counted as a block each; where modules of multi-token prediction are trained, they and the head
+    lie on the last stage, with fewer blocks (set_deepseek_v3_pipeline_model_parallel_layout
+    of Megatron-Bridge's recipes: 16, 16, 16 and 13 of 61).
     """
     pp = run.pp or 1
     if pp == 1:
@@ -311,6 +313,11 @@ def _stages(run: Run, model: ModelSpec, vpp: int, assumed: set[str]) -> dict[str
     if (run.framework or "").lower().startswith("nanotron"):
         assumed.add("stages")
         return {}
+    fewer = -(model.layers + model.mtp + 1) % (pp * vpp) + model.mtp + 1
+    fullest = (model.layers + fewer) // pp
+    if line.trains_mtp and model.mtp and fullest > fewer:
+        assumed.add("stages")
+        return {"last_stage_layers": fullest - fewer}
     if model.layers % (pp * vpp) and (model.layers + 2) % (pp * vpp) == 0:
         assumed.add("stages")
         return {"account_for_embedding": True, "account_for_loss": True}

@@ -52,6 +52,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
         backward.
     tuned: how a published number was come by where the framework's vendor publishes it, "" if plainly measured.
     packs_documents: mean tokens of the documents that its fine-tuning recipes pack into a sequence; None: none.
+    trains_mtp: whether its recipes train the modules of multi-token prediction that a model has.
     source: where the defaults are from.
     """
 
@@ -86,6 +87,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     overlaps_since: str = ""
     tuned: str = ""
     packs_documents: float | None = None
+    trains_mtp: bool = False
     source: str = "from memory"
 
 
@@ -173,10 +175,12 @@ FRAMEWORKS: tuple[Framework, ...] = (
         overlap="on",
         tuned="vendor's recipe",
         packs_documents=_SQUAD_TOKENS,
+        trains_mtp=True,
         source="NeMo and Megatron-Bridge recipes: overlaps on, grad_reduce_in_fp32=False, fp8 weights (from memory); "
         "their pretraining recipes interleave with one to four blocks a chunk (NeMo 24.07's performance summary); "
         "cross_entropy_fusion_impl='te' and moe_permute_fusion=True (read; since when from memory); nccl_ub=True with "
-        "Megatron-FSDP (Megatron-Bridge's recipes for Llama 3 on H100 and GB300, read)",
+        "Megatron-FSDP (Megatron-Bridge's recipes for Llama 3 on H100 and GB300, read); mtp_num_layers = 1 in those "
+        "for DeepSeek-V3 and Qwen3-Next and 2 in Nemotron 3 Super's provider (read)",
     ),
     Framework(
         starts=("deepseek", "hai-llm", "hai llm"),
@@ -184,6 +188,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         sharded="megatron-fsdp",
         stands_in=True,
         changes={"tokens_sent_once": True, "fused_permutation": True},
+        trains_mtp=True,
         source="DeepSeek-V3 report, 3.2: kernels of their own send a token once to a node and hand it on over NVLink",
     ),
     Framework(

@@ -72,7 +72,7 @@ def first_layers(model: ModelSpec, layers: int) -> ModelSpec:
         if count:
             kept.append(BlockRun(count, run.block))
         left -= count
-    if model.mtp and kept[-1].block != model.mtp_block:
+    if model.mtp and kept[-1].block != model.runs[-1].block:
         raise FivefoldError(
             f"layers = {layers} leaves {model.name} without a block of the kind its multi-token-prediction module is "
             "made of: keep more blocks or leave mtp out",

@@ -162,6 +162,8 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     ffn: intermediate size of one routed expert. shared_ffn: summed width of the shared experts, 0 if none.
     bias: of each routed expert's projections. router_bias: of the router. shared_gate: the shared experts' output is
     scaled by the sigmoid of a projection to one number (qwen2-moe). clamped: both inputs of the gate are (gpt-oss).
+    latent: width that tokens are projected to before they are sent to routed experts, and back from after, 0: they are
+    sent as they are (Nemotron 3 Super's LatentMoE; Megatron-Core's --moe-latent-size).
     """
 
     num_experts: int
@@ -174,6 +176,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True, tag="experts"):
     router_bias: bool = False
     shared_gate: bool = False
     clamped: bool = False
+    latent: int = 0
 
 
 Mixer = Attention | LatentAttention | GatedDeltaNet | Mamba | Mamba2 | SideBySide
@@ -271,8 +274,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mtp_block(self) -> Block:
-        """The block inside a multi-token-prediction module, like the model's last (DeepSeek-V3, section 2.2)."""
-        return self.runs[-1].block
+        """The block inside a multi-token-prediction module, like the model's last (DeepSeek-V3, section 2.2); where
+        that is a feed-forward alone, with the model's attention before it (Nemotron 3, "*E")."""
+        last = self.runs[-1].block
+        if last.mixer is not None:
+            return last
+        mixer = next((kind.mixer for kind in reversed(self.kinds) if isinstance(kind.mixer, Attention)), None)
+        return msgspec.structs.replace(last, mixer=mixer)
 
     @property
     def is_moe(self) -> bool:

@@ -19,11 +19,13 @@ _ROUTING_OPS = (24, 13)
 
 class ExpertWriter(FeedWriter):
     def _experts(self, ledger: Ledger, feed: Experts) -> None:
-        s, h = self.shard, self.hidden
+        s, h = self.shard, feed.latent or self.hidden
         local = feed.num_experts / s.ep
         inputs = 2 if feed.gated else 1
         width = feed.ffn / s.etp
-        ledger.weights.append(Weight("router", h * feed.num_experts, factored=h + feed.num_experts, part="feed"))
+        ledger.weights.append(
+            Weight("router", self.hidden * feed.num_experts, factored=self.hidden + feed.num_experts, part="feed")
+        )
         ledger.weights.append(
             Weight(
                 "experts.fc1",
@@ -40,10 +42,12 @@ class ExpertWriter(FeedWriter):
             )
         )
         self._expert_biases(ledger, feed)
+        if feed.latent:
+            self._latent_projections(ledger, feed)
         sent = s.norm_tokens * feed.top_k
         # The busiest rank of an expert-parallel group sets the pace and the peak; without ep nothing can be uneven.
         received = sent * s.etp * np.where(s.ep > 1, self.work.moe_imbalance, 1.0)
-        ledger.gemms.append(Gemm("router", "moe", s.norm_tokens, feed.num_experts, h, sixteen_bit=True))
+        ledger.gemms.append(Gemm("router", "moe", s.norm_tokens, feed.num_experts, self.hidden, sixteen_bit=True))
         ledger.streams.append(
             Stream(
                 "routing",
@@ -57,7 +61,7 @@ class ExpertWriter(FeedWriter):
         )
         ledger.saved.append(Saved("router probabilities", "moe", 2 * SINGLE * s.norm_tokens * feed.num_experts))
         self._permutation(ledger, sent, received, feed)
-        self._expert_exchanges(ledger, feed.top_k, received)
+        self._expert_exchanges(ledger, feed, received)
         ledger.saved.append(Saved("experts.fc1 input", "moe", self.linear_input_bytes * received * h))
         rows = received / local
         fused = self.runtime.fused_experts and self.work.precision in QUANTISED
@@ -114,7 +118,7 @@ class ExpertWriter(FeedWriter):
     def _permutation(self, ledger: Ledger, sent: np.ndarray, received: np.ndarray, feed: Experts) -> None:
         """Tokens in the order of ranks before they are sent and, where a rank has several experts, of experts after;
         sent once, only the latter."""
-        unit = self.element_bytes * self.hidden
+        unit = self.element_bytes * (feed.latent or self.hidden)
         if self.runtime.tokens_sent_once:
             both = unit * (received + self._copies(feed.top_k) * sent)
             ledger.streams += [Stream(name, "moe", both, both) for name in ("permute", "unpermute")]
@@ -140,7 +144,9 @@ class ExpertWriter(FeedWriter):
             into = (2 if feed.gated else 1) * feed.ffn / s.etp
             ledger.weights += [
                 Weight("experts.fc1.bias", local * into, expert=True, matrix=False, part="feed"),
-                Weight("experts.fc2.bias", local * self.hidden, expert=True, matrix=False, part="feed"),
+                Weight(
+                    "experts.fc2.bias", local * (feed.latent or self.hidden), expert=True, matrix=False, part="feed"
+                ),
             ]
 
     def _shared_gate(self, ledger: Ledger) -> None:
@@ -151,8 +157,18 @@ class ExpertWriter(FeedWriter):
         ledger.streams.append(Stream("shared_gate", "moe", 2 * moved, 3 * moved))
         ledger.saved.append(Saved("shared_gate.input", "moe", moved))
 
-    def _expert_exchanges(self, ledger: Ledger, top_k: int, received: np.ndarray) -> None:
+    def _latent_projections(self, ledger: Ledger, feed: Experts) -> None:
+        """Into the width that tokens are sent in and back, whole on every tensor-parallel rank (parallel_mode
+        "duplicated" in Megatron-Core's moe_layer.py, from memory); the second reads what was combined."""
         s, h = self.shard, self.hidden
+        self._replicated(ledger, "fc1_latent", h, feed.latent, s.norm_tokens, bias=False, module="moe")
+        self._replicated(ledger, "fc2_latent", feed.latent, h, s.norm_tokens, bias=False, module="moe")
+        ledger.saved.append(Saved("fc2_latent input", "moe", self.linear_input_bytes * s.norm_tokens * feed.latent))
+        if not feed.shared_ffn:  # which keep the same input
+            ledger.saved.append(Saved("fc1_latent input", "moe", self.linear_input_bytes * s.norm_tokens * h))
+
+    def _expert_exchanges(self, ledger: Ledger, feed: Experts, received: np.ndarray) -> None:
+        s, h, top_k = self.shard, feed.latent or self.hidden, feed.top_k
         imbalance = np.where(s.ep > 1, self.work.moe_imbalance, 1.0)
         one_copy = self.element_bytes * s.norm_tokens * h * imbalance
         a2a = one_copy * top_k * self._copies(top_k)

@@ -27,6 +27,7 @@ _SAID_ELSEWHERE = frozenset(
         "expert-bias",
         "router-bias",
         "shared-expert-gate",
+        "latent-experts",
         "mixed-feed",
         "latent-attention",
         "mtp",

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import msgspec
 
+from fivefold.model.families.deepseek import mtp_modules
 from fivefold.model.families.dense import attention
 from fivefold.model.families.reader import MAX_EXPERTS, MAX_LAYERS, Family, Reader, keys
 from fivefold.model.spec import Attention, Block, Experts, FeedForward, Mamba2, ModelSpec, Rotary
 
+_MTP = "*E"
 LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 
 
@@ -18,7 +20,15 @@ def read_nemotron_h(reader: Reader) -> ModelSpec:
     makers = {"linear_attention": _mamba, "full_attention": _attention, "mlp": _feed_forward, "moe": _experts}
     kinds = _kinds(reader)
     blocks = {kind: makers[kind](reader) for kind in dict.fromkeys(kinds)}
-    return reader.model((blocks[kind] for kind in kinds), rotary=Rotary())
+    return reader.model((blocks[kind] for kind in kinds), rotary=Rotary(), mtp=_mtp(reader, kinds))
+
+
+def _mtp(reader: Reader, kinds: list[str]) -> int:
+    """Modules of attention and experts, as the last sublayers of the model are."""
+    modules, pattern = mtp_modules(reader), reader.config.get("mtp_hybrid_override_pattern")
+    if modules and (pattern != _MTP or kinds[-1] != LETTERS[_MTP[1]] or LETTERS[_MTP[0]] not in kinds):
+        raise reader.error("mtp_hybrid_override_pattern", f"must be {_MTP} of a model with such blocks", [_MTP])
+    return modules
 
 
 def _kinds(reader: Reader) -> list[str]:
@@ -85,6 +95,7 @@ def _experts(reader: Reader) -> Block:
         shared_ffn=reader.size("moe_shared_expert_intermediate_size", 7688),
         gated=False,
         activation=reader.activation("mlp_hidden_act", "relu2"),
+        latent=reader.size("moe_latent_size", 0, low=0),
     )
     return Block(mixer=None, feed=feed)
 
@@ -103,12 +114,12 @@ FAMILIES = (
             num_hidden_layers hybrid_override_pattern layers_block_type head_dim tie_word_embeddings mlp_bias
             mlp_hidden_act mamba_num_heads mamba_head_dim n_groups ssm_state_size conv_kernel chunk_size use_conv_bias
             use_bias n_routed_experts num_experts_per_tok moe_intermediate_size moe_shared_expert_intermediate_size
+            moe_latent_size num_nextn_predict_layers num_mtp_layers mtp_hybrid_override_pattern
             """
         ),
         fixed={
             "attention_bias": (False,),
             "mamba_proj_bias": (False,),
-            "moe_latent_size": (None,),
             "sliding_window": (None,),
             "mamba_hidden_act": ("silu",),
         },

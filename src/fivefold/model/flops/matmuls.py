@@ -113,7 +113,10 @@ def _feed_forward(feed: FeedForward, hidden: int) -> tuple[Matmul, ...]:
 
 def _experts(e: Experts, hidden: int) -> tuple[Matmul, ...]:
     router = Matmul("gate", hidden, e.num_experts)
-    routed = _projections("experts.", hidden, e.ffn, e.gated, e.top_k)
+    routed = _projections("experts.", e.latent or hidden, e.ffn, e.gated, e.top_k)
+    if e.latent:
+        down, up = Matmul("fc1_latent_proj", hidden, e.latent), Matmul("fc2_latent_proj", e.latent, hidden)
+        routed = (down, *routed, up)
     if not e.shared_ffn:
         return (router, *routed)
     shared = _projections("shared_experts.", hidden, e.shared_ffn, e.gated, 1)

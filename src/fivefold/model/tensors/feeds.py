@@ -31,13 +31,17 @@ def _projections(name: str, hidden: int, ffn: int, gated: bool, bias: bool) -> I
 
 def _experts(e: Experts, hidden: int) -> Iterator[Tensor]:
     yield from linear("mlp.gate", e.num_experts, hidden, "replicated", e.router_bias)
+    width = e.latent or hidden
+    if e.latent:
+        yield from linear("mlp.fc1_latent_proj", e.latent, hidden, "replicated")
+        yield from linear("mlp.fc2_latent_proj", hidden, e.latent, "replicated")
     for name in ("gate_proj", "up_proj") if e.gated else ("up_proj",):
-        yield Tensor(f"mlp.experts.{name}", (e.num_experts, e.ffn, hidden), "expert_column")
+        yield Tensor(f"mlp.experts.{name}", (e.num_experts, e.ffn, width), "expert_column")
         if e.bias:
             yield Tensor(f"mlp.experts.{name}_bias", (e.num_experts, e.ffn), "expert_column")
-    yield Tensor("mlp.experts.down_proj", (e.num_experts, hidden, e.ffn), "expert_row")
+    yield Tensor("mlp.experts.down_proj", (e.num_experts, width, e.ffn), "expert_row")
     if e.bias:
-        yield Tensor("mlp.experts.down_proj_bias", (e.num_experts, hidden), "expert_whole")
+        yield Tensor("mlp.experts.down_proj_bias", (e.num_experts, width), "expert_whole")
     if e.shared_ffn:
         yield from _projections("mlp.shared_experts", hidden, e.shared_ffn, e.gated, bias=False)
         if e.shared_gate:
