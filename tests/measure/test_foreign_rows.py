@@ -98,6 +98,8 @@ def test_what_a_trainer_runs_its_steps_by_is_in_the_notes(framework, notes, runt
 def test_frameworks_without_a_line_ran_plain_pytorch_before_transformer_engine():
     assert _case(framework="Alpa", source_date="2022-06").runtime == "deepspeed"
     assert _case(framework="Alpa", source_date="2024-06").runtime == "megatron"
+    assert _case(framework="NeMo Megatron", source_date="2022-08").runtime == "deepspeed"
+    assert _case(framework="NeMo Megatron", source_date="2023-08").runtime == "megatron"
     assert _case(framework="metaseq FSDP", source_date="2022-05", zero=3).runtime == "torchtitan"
 
 
@@ -393,6 +395,8 @@ def test_stated_sizes_win_over_the_name():
     [
         ({"model": "T5-3B"}, "no decoder"),
         ({"arch": "encoder-decoder"}, "architecture 'encoder-decoder'"),
+        ({"model": "mt5-xl", "arch": None}, "no decoder"),
+        ({**NO_SIZES, "model": "vit-large", "arch": "vit"}, "architecture 'vit'"),
         ({"model": "mamba-2.8b"}, "no decoder"),
         ({"model": "llama3-8b (reduced layers)", "layers": None}, "not stated: layers"),
     ],
@@ -478,6 +482,14 @@ def test_a_cut_down_that_spreads_experts_has_some():
     assert (spread.model.is_moe, spread.model.layers, spread.layout.ep) == (True, 3, 8)
 
 
+def test_an_encoder_over_patches_is_priced_as_the_decoder_of_its_sizes():
+    """ViT-22B has 21.7e9 parameters (Dehghani et al. 2023)."""
+    sizes = {"layers": 48, "hidden": 6144, "ffn": 24576, "heads": 48, "kv_heads": 48, "gated_mlp": 0, "vocab": None}
+    case = _case(**sizes, model="vit-22b", arch="vit", seq=256)
+    assert count_params(case.model).total / 1e9 == pytest.approx(21.7, rel=0.01)
+    assert _case(model="gpt5-style").model.layers == 32
+
+
 def test_an_encoder_is_priced_as_the_decoder_of_its_sizes():
     bert = {
         "model": "bert-large",
@@ -507,13 +519,15 @@ def test_an_encoder_is_priced_as_the_decoder_of_its_sizes():
         ({"gbs": 1000}, "gbs", {"batch": 1024}),
         ({"seq": None}, "seq", {"seq": 8192}),
         ({"mbs": 6, "gbs": 512}, "micro_batch", {"micro_batch": 4}),
+        ({"tp": 4, "pp": 4, "arch": "moe", "experts": 64, "topk": 2, "ep": 32}, "ep", {"ep": 16, "etp": 1}),
+        ({"tp": 4, "arch": "moe", "experts": 64, "topk": 2, "ep": 32, "etp": 4}, "etp", {"ep": 32, "etp": 1}),
     ],
 )
 def test_what_follows_from_the_rest_of_a_row(changes, assumed, expected):
     case = _case(**changes)
     found = {
         "tp": case.layout.tp, "gpus": case.cluster.gpus, "batch": case.work.global_batch, "seq": case.work.seq_len,
-        "micro_batch": case.layout.micro_batch,
+        "micro_batch": case.layout.micro_batch, "ep": case.layout.ep, "etp": case.layout.etp,
     }  # fmt: skip
     assert {name: found[name] for name in expected} == expected
     assert assumed in case.assumed

@@ -38,6 +38,7 @@ from fivefold.model.spec import (
 # GPT-2's byte-pair vocabulary, which Megatron's and DeepSpeed's GPT examples train with, and Llama's.
 _USUAL_VOCAB = {False: 50_257, True: 32_000}
 _USUAL_HEAD_DIM = 128
+_CLASSES = 1000  # of ImageNet
 # Families with a gated feed-forward, and without, where a row does not say.
 _GATED = re.compile(
     r"llama|qwen|mi[sx]tral|deepseek|gemma|\byi-|internlm|baichuan|palm|kimi|phi-?[34]|olmo|glm|vicuna|aquila|skywork"
@@ -46,9 +47,10 @@ _GATED = re.compile(
 )
 _UNGATED = re.compile(r"gpt|opt\b|opt-|bloom|pythia|neox|falcon|mpt|bert|switch|glam", re.IGNORECASE)
 # Architectures that the columns cannot say: encoders with decoders, state spaces, images. An encoder alone is priced as
-# the decoder of its sizes: they differ in the mask of the attention's core.
+# the decoder of its sizes: they differ in the mask of the attention's core. So is one over patches whose sizes a row
+# states, with the classes of ImageNet.
 _OTHER = re.compile(
-    r"(?<![a-z])t5(?![a-z])|t5-|\bt5x\b|\bbart|enc(oder)?[-/ +]*dec|seq2seq|mamba|rwkv|hyena|retnet|\bssm\b|hybrid"
+    r"(?<![a-z])m?t5(?![a-z])|\bt5x\b|\bbart|enc(oder)?[-/ +]*dec|seq2seq|mamba|rwkv|hyena|retnet|\bssm\b|hybrid"
     r"|diffusion|\bvit\b|vit-|swin|resnet|whisper|\bdit\b|clip",
     re.IGNORECASE,
 )
@@ -128,7 +130,7 @@ def _with_modules(run: Run, known: ModelSpec, assumed: set[str]) -> ModelSpec:
 
 def _with_vocabulary(run: Run, assumed: set[str]) -> Run:
     """The row with the vocabulary that its framework's rows share, whatever the model of their name has."""
-    shared = framework_of(run).vocab
+    shared = _CLASSES if _is_of_patches(run) else framework_of(run).vocab
     if run.vocab is not None or shared is None:
         return run
     assumed.add("vocab")
@@ -176,10 +178,18 @@ def _experts(model: ModelSpec) -> int | None:
 
 
 def _refuse_other(run: Run) -> None:
+    if _is_of_patches(run):
+        return
     if _OTHER.search(run.arch or ""):
         raise _unknown(f"the architecture {run.arch!r} cannot be built from the table's columns", run)
     if _OTHER.search(run.model or ""):
         raise _unknown(f"{run.model!r} is no decoder, and the table's columns say no more of it", run)
+
+
+def _is_of_patches(run: Run) -> bool:
+    """Whether a row is of a vision Transformer and states its sizes."""
+    sized = None not in (run.layers, run.hidden, run.seq)
+    return sized and bool(re.search(r"(?<![a-z])vit(?![a-z])", f"{run.arch} {run.model}", re.IGNORECASE))
 
 
 def _unknown(problem: str, run: Run) -> FivefoldError:

@@ -15,7 +15,7 @@ import msgspec
 from fivefold.cluster import Cluster, load_curve_of
 from fivefold.errors import FivefoldError
 from fivefold.layout import Layout, Recompute, Workload
-from fivefold.layout.layout import RECOMPUTE_MODULES, Overlap, RecomputeModule, ScheduleKind
+from fivefold.layout.layout import RECOMPUTE_MODULES, Overlap, RecomputeModule
 from fivefold.layout.workload import QUANTISED, Lora, Precision
 from fivefold.measure.architecture import model_of
 from fivefold.measure.attention import drops_out, is_unfused
@@ -33,8 +33,8 @@ from fivefold.measure.hardware import cluster_of
 from fivefold.measure.policies import KEPT, stated_policy
 from fivefold.measure.recipes import changes_of, options_of
 from fivefold.measure.runs import Run
+from fivefold.measure.schedules import DUALPIPE, V_SHAPED, schedule_of, schedules_of
 from fivefold.measure.words import (
-    denied,
     holds_4_bits,
     is_finetuned,
     is_ulysses,
@@ -79,19 +79,6 @@ class Unconvertible(Exception):  # noqa: N818  (the reason why a row is skipped;
 
 # Without these a row is no run of a model on a cluster.
 _NEEDED = ("seq", "gbs", "gpu", "gpus", "tp")
-_SCHEDULES: tuple[tuple[str, ScheduleKind], ...] = (
-    (r"\bzb-?v", "zbv"),
-    (r"dual-?pipe-?v", "dualpipev"),
-    (r"\bzb-?h1", "zb-h1"),
-    (r"zero[- ]?bubble", "zbv"),
-    (r"zero[- ]?bubble", "zb-h1"),
-    (r"g-?pipe\b", "afab"),
-    (r"\bafab\b|all-forward-all-backward", "afab"),
-)
-# Of these the two chunks of a rank are a V (Qi et al. 2024; DeepSeek's DualPipe repository).
-_V_SHAPED: dict[ScheduleKind, int] = {"zbv": 2, "dualpipev": 2}
-# Its point is that exchanges of experts run beside the other direction's compute (DeepSeek-V3 report, 3.2.1).
-_DUALPIPE = re.compile(r"\bdual-?pipe", re.IGNORECASE)
 _LARGE_BUBBLE, _MOST_CHUNKS = 0.25, 12
 # Where a row does not say which: NeMo's recipes adapt linear_qkv (finetune_performance_optimizations of its
 # collections/llm/recipes, read) with its LoRA's default rank (from memory).
@@ -222,13 +209,12 @@ def _layout(
         cp_kind="a2a" if (run.cp or 1) > 1 and is_ulysses(run, runtime) else "p2p",
         pp=pp,
         vpp=vpp,
-        ep=(run.ep or 1) if moe else 1,
-        etp=_etp(run, tp, assumed) if moe else 1,
+        **_expert_degrees(run, tp, pp, moe, assumed),
         zero=_stage(zero, pp, runtime),
         dp_replicate=groups[0],
         sequence_parallel=(has_sequence_parallelism(run, line) if run.sp is None else bool(run.sp)) and tp > 1,
         micro_batch=_micro_batch(run, line, assumed),
-        schedule=_schedule(run, pp, vpp, assumed),
+        schedule=schedule_of(run, pp, vpp, assumed),
         recompute=_recompute(run, model, line, assumed),
         overlap=_overlap(run, line, assumed),
         **_stages(run, model, vpp, line, assumed),
@@ -251,7 +237,7 @@ def _chunks(run: Run, pp: int, model: ModelSpec, line: Framework, assumed: set[s
         return 1
     if run.vpp is None:
         assumed.add("vpp")
-    named = _schedules_of(run)
+    named = schedules_of(run)
     usual = 2 if re.search(r"\binterleaved", run.notes or "", re.IGNORECASE) else 1
     sequences = (run.mbs or 1) * max((run.gpus or 1) // ((run.tp or 1) * (run.cp or 1) * pp), 1)
     micro_batches = (run.gbs or 1) // sequences
@@ -264,27 +250,12 @@ def _chunks(run: Run, pp: int, model: ModelSpec, line: Framework, assumed: set[s
     places = next((places for places in (model.layers, model.layers + 2) if places % pp == 0), None)
     if most > 1 and places is not None:
         usual = max(v for v in range(1, most + 1) if places // pp % v == 0)
-    vpp = run.vpp or (_V_SHAPED.get(named[0], 1) if named else usual)
+    vpp = run.vpp or (V_SHAPED.get(named[0], 1) if named else usual)
     # Interleaving runs micro-batches in groups of pp; a batch that has no whole groups is priced without.
     whole_groups = micro_batches % pp == 0
     if vpp > 1 and not whole_groups:
         assumed.add("vpp")
     return vpp if pp * vpp <= model.layers + 2 and whole_groups else 1
-
-
-def _schedule(run: Run, pp: int, vpp: int, assumed: set[str]) -> ScheduleKind | None:
-    if pp == 1:
-        return None
-    named = _schedules_of(run)
-    if _DUALPIPE.search(f"{run.framework} {run.notes}") and "dualpipev" not in named:
-        assumed.add("schedule")  # two copies of the parameters, from both ends: priced as any other pipeline
-    return next((kind for kind in named if vpp == _V_SHAPED.get(kind, 1)), None)
-
-
-def _schedules_of(run: Run) -> list[ScheduleKind]:
-    """What a row's words may mean, first choices first; which it is the number of its chunks says."""
-    text = f"{run.framework or ''} {run.notes or ''}".lower()
-    return [kind for pattern, kind in _SCHEDULES if re.search(pattern, text) and not denied(pattern).search(text)]
 
 
 def _micro_batch(run: Run, line: Framework, assumed: set[str]) -> int:
@@ -322,6 +293,19 @@ def _stages(run: Run, model: ModelSpec, vpp: int, line: Framework, assumed: set[
         assumed.add("stages")
         return {"account_for_embedding": True, "account_for_loss": True}
     return {}
+
+
+def _expert_degrees(run: Run, tp: int, pp: int, moe: bool, assumed: set[str]) -> dict[str, int]:
+    """Experts' degrees; where the ranks of a stage hold no such groups, of single experts' ranks, of the most that they
+    hold: sources count the ranks of a pipeline or of replicas in them."""
+    if not moe:
+        return {"ep": 1, "etp": 1}
+    ep, etp, ranks = run.ep or 1, _etp(run, tp, assumed), (run.gpus or 1) // pp
+    if ranks % (ep * etp):
+        assumed.update(("ep", "etp"))
+        etp = 1
+        ep = next(size for size in range(min(ep, ranks), 0, -1) if ranks % size == 0)
+    return {"ep": ep, "etp": etp}
 
 
 def _etp(run: Run, tp: int, assumed: set[str]) -> int:
@@ -372,7 +356,7 @@ def _overlap(run: Run, line: Framework, assumed: set[str]) -> Overlap:
         tp=named or (line.overlap == "on" and (run.tp or 1) > 1 and run.sp != 0 and not plain),
         ep="overlap-moe-expert-parallel-comm" in text
         or "moe_a2a_overlap=True" in options_of(run, line)
-        or _DUALPIPE.search(f"{run.framework} {run.notes}") is not None,
+        or DUALPIPE.search(f"{run.framework} {run.notes}") is not None,
     )
 
 

@@ -430,6 +430,8 @@ def framework_of(run: Run) -> Framework:
     name = usual_name(run.framework or "", run.notes or "")
     if name == "deepspeed" and (run.tp or 1) * (run.pp or 1) > 1:  # whose 3D parallelism is Megatron's
         name = "megatron-deepspeed"
+    if name == "nemo" and dated(run) < _TRANSFORMER_ENGINE:  # Megatron-LM's layers, by way of Apex (from memory)
+        name = "megatron"
     line = next((line for line in FRAMEWORKS if name.startswith(line.starts)), OTHER)
     kind, _ = precision_of(run, line)
     half = kind == "fp16" and dated(run) < line.since

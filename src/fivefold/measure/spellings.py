@@ -24,6 +24,7 @@ _SPELLINGS: tuple[tuple[str, str], ...] = tuple(
         (r"megatron.?bridge|\bnemo\b", "nemo"),
         (r"neuron|nxd|trainium", "jax"),
         (r"megatron-?lm ci", "megatron-lm ci"),
+        (r"mlperf.*nvidia|nvidia.*mlperf", "nemo"),  # its submissions are NeMo's recipes (from memory)
         (r"^megatron[- ]?core|\bmcore\b", "megatron-core"),
         (r"megatron|mindspeed|modellink|megascale|flagscale", "megatron"),
         (r"gpt-?neox|\bneox\b", "gpt-neox"),
