@@ -334,3 +334,12 @@ def test_modules_and_head_lie_with_fewer_blocks(pp, vpp, last):
     assert layout.last_stage_layers == last
     assert (61 - last) % ((pp - 1) * vpp) == 0
     assert convert(changed("simumax-0001", **row | {"framework": "Megatron-LM"})).layout.last_stage_layers is None
+    assert convert(changed("simumax-0001", notes="no MTP", **row)).layout.last_stage_layers == last  # as Kimi K2's
+
+
+def test_recipes_for_mixtures_overlap_no_tensor_parallelism():
+    row = {**DEEPSEEK, "tp": 2, "sp": 1, "pp": 1, "dp": 64, "overlap": None}
+    for framework, overlaps in (("Megatron-Bridge", False), ("NeMo/Megatron-Core", True)):
+        assert convert(changed("simumax-0001", framework=framework, **row)).layout.overlap.tp is overlaps
+    dense = {"framework": "Megatron-Bridge", "overlap": None}
+    assert convert(changed("simumax-0002", **dense)).layout.overlap.tp

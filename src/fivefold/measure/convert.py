@@ -216,7 +216,7 @@ def _layout(
         micro_batch=_micro_batch(run, line, assumed),
         schedule=schedule_of(run, pp, vpp, assumed),
         recompute=_recompute(run, model, line, assumed),
-        overlap=_overlap(run, line, assumed),
+        overlap=_overlap(run, model, line, assumed),
         **_stages(run, model, vpp, line, assumed),
     )
     return layout, groups
@@ -276,7 +276,8 @@ def _stages(run: Run, model: ModelSpec, vpp: int, line: Framework, assumed: set[
     nanotron's profile has a split of its own. On Megatron-Core, models such as Llama 3.1 405B (126 blocks) run with
     embedding and head counted as a block each; where modules of multi-token prediction are trained, they and the head
     lie on the last stage, with fewer blocks (set_deepseek_v3_pipeline_model_parallel_layout
-    of Megatron-Bridge's recipes: 16, 16, 16 and 13 of 61).
+    of Megatron-Bridge's recipes: 16, 16, 16 and 13 of 61). So are blocks there that do not divide otherwise
+    (_get_kimi_k2_pipeline_layout).
     """
     pp = run.pp or 1
     if pp == 1:
@@ -284,12 +285,16 @@ def _stages(run: Run, model: ModelSpec, vpp: int, line: Framework, assumed: set[
     if (run.framework or "").lower().startswith("nanotron"):
         assumed.add("stages")
         return {}
-    fewer = -(model.layers + model.mtp + 1) % (pp * vpp) + model.mtp + 1
-    fullest = (model.layers + fewer) // pp
-    if line.trains_mtp and model.mtp and fullest > fewer:
-        assumed.add("stages")
-        return {"last_stage_layers": fullest - fewer}
-    if model.layers % (pp * vpp) and (model.layers + 2) % (pp * vpp) == 0:
+    uneven = model.layers % (pp * vpp) > 0
+    both = uneven and (model.layers + 2) % (pp * vpp) == 0
+    if line.trains_mtp and (model.mtp or (uneven and not both)):
+        beside = model.mtp + 1 if model.mtp else 0
+        fewer = -(model.layers + beside) % (pp * vpp) + beside
+        fullest = (model.layers + fewer) // pp
+        if fullest > fewer:
+            assumed.add("stages")
+            return {"last_stage_layers": fullest - fewer}
+    if both:
         assumed.add("stages")
         return {"account_for_embedding": True, "account_for_loss": True}
     return {}
@@ -334,7 +339,7 @@ def _recompute(run: Run, model: ModelSpec, line: Framework, assumed: set[str]) -
     return Recompute(kind="selective", modules=tuple(modules))
 
 
-def _overlap(run: Run, line: Framework, assumed: set[str]) -> Overlap:
+def _overlap(run: Run, model: ModelSpec, line: Framework, assumed: set[str]) -> Overlap:
     """What runs beside compute: as listed where the source lists it, else by the framework's line."""
     text = run.overlap or ""
     listed = line.overlap == "listed" and bool(text)
@@ -348,6 +353,9 @@ def _overlap(run: Run, line: Framework, assumed: set[str]) -> Overlap:
     # NeMo's recipes for adapters overlap tensor parallelism in 8 bit only (finetune_llama3_70b.py of its
     # scripts/performance/llm, read at 002556137f).
     plain = trains_adapters(run) and precision_of(run, line)[0] not in QUANTISED
+    # Nor do Megatron-Bridge's for mixtures (tp_comm_overlap=False in deepseek_v3.py and kimi_k2.py of its recipes, no
+    # comm_overlap in h100/qwen3_moe.py and nemotron_3_super.py, read).
+    plain = plain or (model.is_moe and "bridge" in (run.framework or "").lower())
     return Overlap(
         grad="overlap-grad-reduce" in text if listed else on,
         param="overlap-param-gather" in text
