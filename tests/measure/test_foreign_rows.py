@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fivefold.cluster import clusters
+from fivefold.cluster import clusters, load_cluster, load_curve_of
 from fivefold.measure import Run, Unconvertible, convert
 from fivefold.measure.predict import choose, predict
 from fivefold.model import count_params
@@ -172,10 +172,23 @@ def test_ulysses_exchanges_heads():
 
 
 def test_attention_that_is_said_not_to_be_flash_is_unfused():
-    for words in ("without flash attention", "no flash", "flash_attn=False", "not fused", "unfused"):
+    for words in ("without flash attention", "no flash", "flash_attn=False", "not fused", "unfused", "eager", "torch"):
         assert _case(attention=words).work.attention == "unfused"
-    for words in ("FlashAttention-2", "fused (cuDNN)"):
-        assert _case(attention=words).work.attention == "flash"
+    for words in ("FlashAttention-2", "fused (cuDNN)", "SDPA", "triton", "cuDNN", "FA3", "torch SDPA"):
+        case = _case(attention=words)
+        assert (case.work.attention, "attention" in case.assumed) == ("flash", False)
+
+
+def test_llm_foundry_ran_flash_attention_1_on_ampere_and_2_after_it():
+    def rate(gpu, words):
+        cluster = _case(framework="llm-foundry", gpu=gpu, attention=words).cluster
+        return (
+            load_curve_of(cluster).attention["fa2"].forward[1]
+            / load_curve_of(load_cluster(cluster.name)).attention["fa2"].forward[1]
+        )
+
+    assert rate("H100-80GB", "flash") == 1
+    assert rate("H100-80GB", "triton") == rate("A100-80GB", "flash") == pytest.approx(1 / 1.7)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +320,7 @@ def test_a_rate_of_several_cards_is_a_nodes():
     ("words", "precision"),
     [
         ("float16", "fp16"), ("half", "fp16"), ("bfloat16", "bf16"), ("float32", "fp32"), ("e4m3 blockwise", "fp8"),
-        ("MX-FP8", "fp8"), ("16-mixed", "fp16"), ("bf16-mixed", "bf16"), ("mixed precision", "bf16"),
+        ("MX-FP8", "fp8"), ("FP8-MX", "fp8"), ("16-mixed", "fp16"), ("bf16-mixed", "bf16"), ("mixed precision", "bf16"),
         ("fp16, no fp8", "fp16"), ("fp8=False, fp16", "fp16"),
     ],
 )  # fmt: skip
@@ -325,13 +338,36 @@ def test_precisions_in_words(words, precision):
         ("no activation checkpointing", "none"), ("gradient_checkpointing=False", "none"),
         ("activation checkpointing: off", "none"), ("w/o recomputation", "none"),
         ("recompute-granularity full", "full"), ("activation checkpointing, no offload", "full"),
-        ("activation recomputation", "full"),
+        ("activation recomputation", "full"), ("AC", "full"), ("remat", "full"), ("remat_policy=full", "full"),
+        ("nothing_saveable", "full"), ("remat: none", "none"), ("save_qkv_proj", "selective"), ("minimal", "selective"),
+        ("op-level AC", "selective"), ("--recompute-activations", "selective"), ("mla_up_proj", "selective"),
+        ("block 10 layers", "full"), ("partial", None),
     ],
 )  # fmt: skip
 def test_recomputation_in_words(words, kind):
     case = _case(recompute=words, recompute_kind=None)
     assert ("recompute" in case.assumed) == (kind is None)
     assert kind is None or case.layout.recompute.kind == kind
+
+
+def test_blocks_and_modules_that_are_recomputed_are_read_from_words():
+    for words in ("full block num_layers=5", "block, 5 layers", "full recompute, block 5 layers"):
+        assert _case(recompute=words, recompute_kind=None).layout.recompute.layers == 5
+    modules = _case(recompute="Selective MLP + mla_up_proj", recompute_kind=None).layout.recompute.modules
+    assert set(modules) == {"mlp", "mla_up_proj"}
+
+
+@pytest.mark.parametrize(
+    ("date", "framework", "unfused"),
+    [
+        ("2022/06", "Megatron-LM", True), ("2022.06", "Megatron-LM", True), ("v25.05.05", "Megatron-LM", False),
+        ("2023.02", "Megatron-LM", False), (None, "NeMo 24.07", False),
+    ],
+)  # fmt: skip
+def test_dates_as_people_write_them(date, framework, unfused):
+    assert (_case(source_date=date, framework=framework, seq=2048).work.attention == "unfused") == unfused
+    loss = _case(source_date=None, framework=f"NeMo {'25.04' if unfused else '24.07'}").changes.get("loss_moved_bytes")
+    assert (loss is not None) == unfused  # fused since 25.02
 
 
 def test_long_sequences_and_old_gpus_choose_the_attention_that_they_can():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from fivefold.measure.frameworks import Framework, dated
 from fivefold.measure.runs import Run
 from fivefold.measure.words import denied
@@ -10,6 +12,8 @@ from fivefold.measure.words import denied
 _MOST_UNFUSED_KEYS = 4096
 # What a row calls attention without a flash kernel, or without a fused one: that it has none.
 _WITHOUT = denied(r"(?:flash|fused)(?:[ -]?att\w*)?")
+_MATERIALISED = re.compile(r"\b(?:eager|naive|math|standard|vanilla)\b|^torch$")
+_FUSED = re.compile(r"flash|fused|sdpa|triton|xformers|memory[- ]efficient|cudnn|splash|\bfa-?[1-4]\b")
 # Profiles of PyTorch's own attention, which has a kernel for GPUs without a flash kernel.
 _PYTORCH = ("torchtitan", "fsdp", "fsdp1")
 
@@ -24,7 +28,9 @@ def is_unfused(run: Run, line: Framework, *, flash: bool = True) -> tuple[bool, 
     words = (run.attention or "").lower()
     if "unfused" in words or _WITHOUT.search(words):
         return True, True
-    if "flash" in words or "fused" in words:
+    if _MATERIALISED.search(words):
+        return True, True
+    if _FUSED.search(words):
         return False, True
     if (run.seq or 0) > _MOST_UNFUSED_KEYS:
         return False, False

@@ -327,10 +327,10 @@ def _recompute(run: Run, model: ModelSpec, line: Framework, assumed: set[str]) -
     if kind == "unknown":
         assumed.add("recompute")
         return Recompute()
-    text = run.recompute or ""
-    layers = re.search(r"block num_layers=(\d{1,5})\b", text)
+    text = (run.recompute or "").lower()
+    layers = re.search(r"block num_layers=(\d{1,5})\b|\bblock\b[^;]{0,30}?\b(\d{1,5}) (?:transformer )?layers\b", text)
     if kind == "full":
-        return Recompute(kind="full", layers=int(layers[1]) if layers else None)
+        return Recompute(kind="full", layers=int(layers[1] or layers[2]) if layers else None)
     if kind == "none":
         return Recompute()
     if line.runtime == "torchtitan":

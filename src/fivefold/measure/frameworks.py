@@ -247,7 +247,8 @@ FRAMEWORKS: tuple[Framework, ...] = (
         zero=3,
         kernel="fa1",
         changes={"gather_copy_bytes": 0.0, "scatter_copy_bytes": 4.0, **_XENTROPY},  # FSDP1, reducing in 16 bit
-        source="the tables are of 2023 and FlashAttention 1 (from memory); Composer's FSDP is FULL_SHARD; the loss is "
+        source="the tables are of 2023 and FlashAttention 1 (from memory), but those of H100, for which its benchmarks "
+        "install FlashAttention 2 (submit_benchmarks.py, gpu-flash2, read); Composer's FSDP is FULL_SHARD; the loss is "
         "FlashAttention's unless a configuration says torch_crossentropy (modeling_mpt.py, loss_fn, read)",
     ),
     Framework(
@@ -489,8 +490,8 @@ def has_sequence_parallelism(run: Run, line: Framework) -> bool:
 def dated(run: Run) -> str:
     """Year and month of a row, "YYYY-MM"; containers such as 25.09 count as 2025-09, "9998" where nothing is said."""
     text = run.source_date or ""
-    found = re.search(r"(20\d\d)(?:-(\d\d))?", text)
+    found = re.search(r"(20\d\d)(?:[-/.](\d\d)(?!\d))?", text)
     if found:
         return f"{found[1]}-{found[2] or '12'}"
-    container = re.match(r"(\d\d)\.(\d\d)", text)
+    container = re.search(r"(?<![\d.])v?(2\d)\.(0[1-9]|1[0-2])(?!\d)", f"{text} {run.framework or ''}")
     return f"20{container[1]}-{container[2]}" if container else "9998"

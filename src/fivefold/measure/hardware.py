@@ -131,7 +131,14 @@ def cluster_of(run: Run, line: Framework, assumed: set[str]) -> Cluster:
     gpus = int(run.gpus or 1)
     per_node = None if run.gpus_per_node is None else min(run.gpus_per_node, gpus)
     cluster = with_network(_board(_node(system, gpus, per_node, assumed), run), run.interconnect or "")
-    return with_kernel(_with_memory(cluster, name), line.kernel, assumed)
+    return with_kernel(_with_memory(cluster, name), _kernel(run, line, system), assumed)
+
+
+def _kernel(run: Run, line: Framework, system: str) -> str:
+    """The framework's attention kernel; of one that ran FlashAttention 1 on Ampere, its second release elsewhere unless
+    a row names the Triton kernel, which is of the first one's kind."""
+    older = "a100" in system or "p4d" in system or "triton" in (run.attention or "").lower()
+    return line.kernel if line.kernel != "fa1" or older else "fa2"
 
 
 def _node(system: str, gpus: int, per_node: int | None, assumed: set[str]) -> Cluster:

@@ -10,7 +10,7 @@ from fivefold.runtime import load_runtime
 
 # Patterns in lower-case text, the first that is found counts.
 _PRECISIONS: tuple[tuple[str, str], ...] = (
-    (r"mx-?fp8", "mxfp8"),
+    (r"mx-?fp8|fp-?8[-_ ]?mx|\bmx\b", "mxfp8"),
     (r"\bnf-?4|\bbnb|q-?lora", "bf16"),  # 4-bit weights, of which a product is made in 16
     (r"nv-?fp4|\bfp4|4-bit", "nvfp4"),
     (r"fp-?8|float8|e4m3|e5m2", "fp8"),
@@ -21,10 +21,17 @@ _PRECISIONS: tuple[tuple[str, str], ...] = (
 _AGAIN = r"(?:(?:gradient|activation)[ _-])?(?:checkpoint|re-?comput)"
 # "None set in recipe override" says nothing.
 _RECOMPUTATION: tuple[tuple[str, str], ...] = (
-    (r"^(none|no|off|false|0|disabled|without)( ac)?$|\bac off$", "none"),
-    (r"selective|core[_ -]?attn|core attention|\bsac\b", "selective"),
-    (r"^(full|on|yes|true|1|uniform|enabled)\b|(gradient|activation)[ _-](re-?comput|checkpoint)", "full"),
-    (r"checkpoint-activations|(recompute|checkpoint)\w*[-_ ]granularity\W{1,3}full", "full"),
+    (r"^(none|no|off|false|0|disabled|without)( ac)?$|\bac off$|^(remat|recompute)\w*\W{1,3}(none|false|off)", "none"),
+    (
+        r"selective|core[_ -]?attn|core attention|\bsac\b|--recompute-activations|\b(per-)?op(-level| ac)?\b",
+        "selective",
+    ),
+    # Policies of JAX that keep products; "full" keeps nothing.
+    (r"\bminimal|\bsave_\w+|dots?_\w*saveable", "selective"),
+    (r"^(full|on|yes|true|1|uniform|block|enabled)\b|(gradient|activation)[ _-](re-?comput|checkpoint)", "full"),
+    (r"checkpoint-activations|(recompute|checkpoint)\w*[-_ ]granularity\W{1,3}full|nothing_saveable", "full"),
+    (r"^(ac|gc|remat|act ckpt|checkpoint(ing)?)$|^(remat|recompute)\w*\W{1,3}(full|true|on|yes)\b", "full"),
+    (r"\b(layernorm|norm|mla_up_proj|moe_act|swiglu|mlp|moe|shared_experts)\b", "selective"),
 )
 _DENIED = (
     r"\b(?:no|not|non|without|w/o)[ -](?:\w+[ -])?(?:{0})\w*"
