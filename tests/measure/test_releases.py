@@ -337,6 +337,12 @@ def test_modules_and_head_lie_with_fewer_blocks(pp, vpp, last):
     assert convert(changed("simumax-0001", notes="no MTP", **row)).layout.last_stage_layers == last  # as Kimi K2's
 
 
+def test_tables_of_megatron_bridge_state_where_it_interleaves():
+    row = {"pp": 2, "dp": 4, "tp": 1, "vpp": None, "gbs": 64}
+    for framework, interleaves in (("Megatron-Bridge", False), ("NeMo 24.07", True)):
+        assert (convert(changed("simumax-0001", framework=framework, **row)).layout.vpp > 1) is interleaves
+
+
 def test_recipes_for_mixtures_overlap_no_tensor_parallelism():
     row = {**DEEPSEEK, "tp": 2, "sp": 1, "pp": 1, "dp": 64, "overlap": None}
     for framework, overlaps in (("Megatron-Bridge", False), ("NeMo/Megatron-Core", True)):
