@@ -337,6 +337,15 @@ def test_modules_and_head_lie_with_fewer_blocks(pp, vpp, last):
     assert convert(changed("simumax-0001", notes="no MTP", **row)).layout.last_stage_layers == last  # as Kimi K2's
 
 
+def test_recipes_of_hybrids_replay_modules_and_send_tokens_once():
+    row = {"framework": "Megatron-Bridge", "model": "Nemotron_3_Nano", "ep": 8, "layers": None, "hidden": None}
+    row |= dict.fromkeys(SIZES) | {"tp": 1, "dp": 8}
+    changes = convert(changed("simumax-0001", overlap=None, **row)).changes
+    assert changes["tokens_sent_once"]
+    assert changes["launch_host_s"] < load_runtime("megatron").launch_host_s
+    assert "launch_host_s" not in convert(changed("simumax-0001", overlap="cuda_graph_impl=none", **row)).changes
+
+
 def test_tables_of_megatron_bridge_state_where_it_interleaves():
     row = {"pp": 2, "dp": 4, "tp": 1, "vpp": None, "gbs": 64}
     for framework, interleaves in (("Megatron-Bridge", False), ("NeMo 24.07", True)):

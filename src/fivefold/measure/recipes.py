@@ -25,6 +25,11 @@ _LOSS_COMPILED = "2025-03"
 # cuda_graphs on, read).
 _WHOLE_STEPS = "cuda_graph_impl=full_iteration; moe_a2a_overlap=True; moe_flex_dispatcher_backend=hybridep"
 _WHOLE_STEPS_SINCE = "2026-06"
+# Its recipes for hybrids with experts replay these modules and send tokens by Hybrid-EP (nemotron_3_super.py, read).
+_HYBRIDS = (
+    "cuda_graph_impl=transformer_engine; cuda_graph_scope=['attn', 'mamba', 'moe_router', 'moe_preprocess']; "
+    "moe_flex_dispatcher_backend=hybridep"
+)
 _WHOLE_BLOCKS = "cuda_graph_impl=local"
 # A compiler makes one kernel of a chain of operations that go element by element; the sum of an input's gradients is
 # part of the norm's or the copy's that reads it.
@@ -143,6 +148,9 @@ def drops_tokens(run: Run) -> bool:
 def options_of(run: Run, line: Framework) -> str:
     """A row's options as listed, or those of its framework's recipes for mixtures of experts where none is."""
     stated = run.overlap or ""
+    hybrid = re.search(r"nemotron[-_ ]?3", run.model or "", re.IGNORECASE)
+    if hybrid and not stated and "bridge" in (run.framework or "").lower():
+        return _HYBRIDS
     if line.starts != ("megatron-bridge", "nemo") or not run.experts or "cuda_graph" in stated:
         return stated
     blackwell = re.search(r"G?B[23]00", run.gpu or "") is not None
