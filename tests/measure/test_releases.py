@@ -346,6 +346,15 @@ def test_recipes_of_hybrids_replay_modules_and_send_tokens_once():
     assert "launch_host_s" not in convert(changed("simumax-0001", overlap="cuda_graph_impl=none", **row)).changes
 
 
+def test_first_recipes_for_deepseek_on_h100_overlap_exchanges():
+    row = {**DEEPSEEK, "pp": 1, "dp": 128, "gpu": "H100", "overlap": None}
+    for framework, date, overlaps in (
+        ("Megatron-Bridge", "25.09", True), ("Megatron-Bridge", "26.04", False), ("NeMo", "25.09", False),
+    ):  # fmt: skip
+        case = convert(changed("simumax-0001", framework=framework, source_date=date, **row))
+        assert (case.layout.overlap.ep, case.changes.get("tokens_sent_once", False)) == (overlaps, overlaps)
+
+
 def test_tables_of_megatron_bridge_state_where_it_interleaves():
     row = {"pp": 2, "dp": 4, "tp": 1, "vpp": None, "gbs": 64}
     for framework, interleaves in (("Megatron-Bridge", False), ("NeMo 24.07", True)):

@@ -30,6 +30,15 @@ _HYBRIDS = (
     "cuda_graph_impl=transformer_engine; cuda_graph_scope=['attn', 'mamba', 'moe_router', 'moe_preprocess']; "
     "moe_flex_dispatcher_backend=hybridep"
 )
+# Its first recipes for DeepSeek-V3 on H100: DeepEP, and exchanges of experts beside the other half's compute (scripts/
+# performance/configs/deepseek/deepseek_llm_pretrain.py at 013284246b, read; the month of the next ones from memory).
+_FIRST_DEEPSEEK = "moe_a2a_overlap=True; moe_flex_dispatcher_backend=deepep"
+_SECOND_RECIPES = "2026-01"
+# (pattern in the model's name, in the GPU's, rows dated before this, their options) where a row lists none.
+_UNLISTED = (
+    (r"nemotron[-_ ]?3", "", "9999", _HYBRIDS),
+    (r"deepseek[-_ ]?v3", "H100", _SECOND_RECIPES, _FIRST_DEEPSEEK),
+)
 _WHOLE_BLOCKS = "cuda_graph_impl=local"
 # A compiler makes one kernel of a chain of operations that go element by element; the sum of an input's gradients is
 # part of the norm's or the copy's that reads it.
@@ -145,12 +154,19 @@ def drops_tokens(run: Run) -> bool:
     return "tokendrop" in (run.notes or "")
 
 
+def _unlisted(run: Run) -> str:
+    """Options of Megatron-Bridge's recipe for a row's model and GPU, "" where none is known here."""
+    for model, gpu, until, options in _UNLISTED:
+        if re.search(model, run.model or "", re.IGNORECASE) and re.search(gpu, run.gpu or "") and dated(run) < until:
+            return options
+    return ""
+
+
 def options_of(run: Run, line: Framework) -> str:
     """A row's options as listed, or those of its framework's recipes for mixtures of experts where none is."""
     stated = run.overlap or ""
-    hybrid = re.search(r"nemotron[-_ ]?3", run.model or "", re.IGNORECASE)
-    if hybrid and not stated and "bridge" in (run.framework or "").lower():
-        return _HYBRIDS
+    if not stated and "bridge" in (run.framework or "").lower():
+        stated = _unlisted(run)
     if line.starts != ("megatron-bridge", "nemo") or not run.experts or "cuda_graph" in stated:
         return stated
     blackwell = re.search(r"G?B[23]00", run.gpu or "") is not None
