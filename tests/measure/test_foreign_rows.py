@@ -549,6 +549,9 @@ def test_an_encoder_is_priced_as_the_decoder_of_its_sizes():
         ({"tp": None, "dp": 8, "pp": 2}, "tp", {"tp": 4, "gpus": 64}),
         ({"tp": None}, "tp", {"tp": 1, "gpus": 64}),
         ({"gpus": None, "tp": 2, "dp": 16}, "gpus", {"tp": 2, "gpus": 32}),
+        ({"tp": 2, "pp": None, "dp": 8}, "pp", {"tp": 2, "pp": 4, "cp": 1}),
+        ({"tp": 2, "pp": 2, "cp": None, "dp": 8}, "cp", {"tp": 2, "pp": 2, "cp": 2}),
+        ({"tp": 2, "pp": None, "cp": None, "dp": 32}, "pp", {"tp": 2, "pp": 1, "cp": 1}),
         ({"tp": 2, "dp": 64}, "dp", {"tp": 2, "gpus": 64}),
         ({"gbs": None, "mbs": 2}, "gbs", {"batch": 128}),
         ({"gbs": 4_194_304}, "gbs", {"batch": 1024}),
@@ -564,9 +567,17 @@ def test_what_follows_from_the_rest_of_a_row(changes, assumed, expected):
     found = {
         "tp": case.layout.tp, "gpus": case.cluster.gpus, "batch": case.work.global_batch, "seq": case.work.seq_len,
         "micro_batch": case.layout.micro_batch, "ep": case.layout.ep, "etp": case.layout.etp,
+        "pp": case.layout.pp, "cp": case.layout.cp,
     }  # fmt: skip
     assert {name: found[name] for name in expected} == expected
     assert assumed in case.assumed
+
+
+def test_experts_are_spread_over_as_few_ranks_as_fit_where_that_is_not_stated():
+    row = NO_SIZES | {"model": "mixtral-8x7b", "arch": "moe", "ep": None, "etp": None}
+    tight, roomy = (choose(_case(**row, gpu=gpu)).layout for gpu in ("H100-80GB-SXM", "MI325X"))
+    assert (tight.ep, roomy.ep) == (8, 2)  # 6 bytes of each of 46.7e9 parameters, and the sharded rest
+    assert choose(_case(**row | {"ep": 1}, gpu="H100-80GB-SXM")).layout.ep == 1
 
 
 def test_dies_are_the_devices_of_cards_that_have_two():

@@ -37,6 +37,7 @@ def completed(run: Run, assumed: set[str]) -> Run:
 
 
 def _degrees(run: Run, assumed: set[str]) -> dict[str, int | None]:
+    run = _with_missing_axis(run, assumed)
     tp, gpus = run.tp, run.gpus
     rest = (run.cp or 1) * (run.pp or 1)
     if tp is None and gpus is not None:
@@ -55,7 +56,19 @@ def _degrees(run: Run, assumed: set[str]) -> dict[str, int | None]:
         elif tp * rest * dp != gpus:
             assumed.add("dp")
             dp = gpus // (tp * rest)
-    return {"tp": tp, "gpus": gpus, "dp": dp, "gpus_per_node": per_node}
+    return {"tp": tp, "cp": run.cp, "pp": run.pp, "gpus": gpus, "dp": dp, "gpus_per_node": per_node}
+
+
+def _with_missing_axis(run: Run, assumed: set[str]) -> Run:
+    """The row with the pipeline, or else the context-parallel ranks, that the other degrees leave."""
+    if run.gpus is None or run.tp is None or run.dp is None:
+        return run
+    left, odd = divmod(run.gpus, run.tp * run.dp * (run.cp or 1) * (run.pp or 1))
+    missing = next((name for name in ("pp", "cp") if getattr(run, name) is None), None)
+    if odd or left < 2 or missing is None:
+        return run
+    assumed.add(missing)
+    return msgspec.structs.replace(run, **{missing: left})
 
 
 def _usual_seq(run: Run) -> int:

@@ -15,6 +15,7 @@ from fivefold.estimate.result import Quantity
 from fivefold.layout import Layout, Recompute
 from fivefold.layout.columns import Columns
 from fivefold.measure.convert import Case, Unconvertible
+from fivefold.model.spec import Experts
 from fivefold.runtime import load_runtime
 
 _LARGEST_MICRO_BATCH = 64
@@ -39,6 +40,8 @@ def choose(case: Case) -> Case:
     be fastest, then the least recomputation, that fit the memory. Nothing measured is looked at."""
     _check_batch(case)
     makes = {"shard_groups": _most_groups, "micro_batch": _best_micro_batch, "recompute": _least_recompute}
+    if "ep" in case.assumed and case.run.ep is None and case.model.is_moe:
+        case = _with_layout(case, _least_experts(case))
     for name in case.open:
         case = makes[name](case)
     return case
@@ -74,6 +77,21 @@ def _least_recompute(case: Case) -> Case:
         under = [_under_policy(case, keeps) for keeps in case.policies]
         return next((one for one in under if _fits(one, [one.layout])[0]), under[-1])
     return _with_layout(case, _fewest_blocks(case))
+
+
+def _least_experts(case: Case) -> Layout:
+    """The layout with as few expert-parallel ranks as fit with all blocks recomputed, as many as there may be where
+    none do."""
+    layout, ranks = case.layout, case.cluster.gpus // case.layout.pp
+    experts = max(block.feed.num_experts for block in case.model.kinds if isinstance(block.feed, Experts))
+    sizes = [size for size in range(1, experts + 1) if experts % size == 0 and ranks % size == 0]
+    all_sizes = [
+        msgspec.structs.replace(layout, ep=size, etp=layout.etp if size == 1 else 1, recompute=Recompute(kind="full"))
+        for size in sizes
+    ]
+    fits = _fits(case, all_sizes)
+    best = next((one for one, fit in zip(all_sizes, fits, strict=True) if fit), all_sizes[-1])
+    return msgspec.structs.replace(best, recompute=layout.recompute)
 
 
 def _fewest_blocks(case: Case) -> Layout:
