@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, get_args
 
 from msgspec.structs import replace
@@ -32,6 +33,18 @@ DEFAULT_TOKENS_PER_BATCH = 4 * 1024 * 1024
 _BATCH_TOLERANCE = 0.02
 
 
+# Fields of the workload that go without saying, and what makes each of its flag's value.
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "moe_imbalance": positive,
+    "tokens": lambda option, text: parse_count(text, option),
+    "price": positive,
+    "moe_dispatcher": lambda option, text: word(option, text, ("alltoall", "deepep")),
+    "cuda_graphs": lambda _, on: on,
+    "dropout": lambda _, on: on,
+    "offload": offload_of,
+}
+
+
 def workload_of(
     flags: WorkFlags,
     saved: SavedPlan | None,
@@ -51,25 +64,15 @@ def workload_of(
             chosen[name] = word(option_of(name), value, legal)
         elif base is None:
             defaults[option_of(name)] = legal[0]
-    if flags.moe_imbalance is not None:
-        chosen["moe_imbalance"] = positive("--moe-imbalance", flags.moe_imbalance)
-    if flags.tokens is not None:
-        chosen["tokens"] = parse_count(flags.tokens, "--tokens")
-    if flags.price is not None:
-        chosen["price"] = positive("--price", flags.price)
+    for name, read in _READERS.items():
+        value = getattr(flags, name)
+        if value is not None:
+            chosen[name] = read(option_of(name), value)
+    if flags.document_length is not None:
+        chosen |= documents_of("--document-length", flags.document_length)
     chosen |= _reliability(flags, base)
     _reliability_defaults(flags, base, defaults)
     chosen |= _adapters(flags, base)
-    if flags.moe_dispatcher is not None:
-        chosen["moe_dispatcher"] = word("--moe-dispatcher", flags.moe_dispatcher, ("alltoall", "deepep"))
-    if flags.cuda_graphs is not None:
-        chosen["cuda_graphs"] = flags.cuda_graphs
-    if flags.dropout is not None:
-        chosen["dropout"] = flags.dropout
-    if flags.document_length is not None:
-        chosen |= documents_of("--document-length", flags.document_length)
-    if flags.offload is not None:
-        chosen["offload"] = offload_of("--offload", flags.offload)
     batch = _global_batch(flags, base, seq, cluster.gpus, layout, ramp, defaults)
     work = replace(base or Workload(seq_len=seq, global_batch=batch), seq_len=seq, global_batch=batch, **chosen)
     if work.price is not None and work.tokens is None:
