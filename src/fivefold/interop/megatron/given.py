@@ -149,10 +149,6 @@ class Given:
         values = [str(plain(value.text)) for value in self.settings[option].values]
         return tuple(part for value in values for part in value.replace(",", " ").split())
 
-    def default_taken(self, option: str) -> bool:
-        """Whether Megatron-LM's own default is in force."""
-        return option not in self.settings
-
     def _default(self, option: str) -> Any:
         return OPTIONS[option].default if option in OPTIONS else None
 

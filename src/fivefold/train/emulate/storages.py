@@ -60,10 +60,6 @@ class Storages:
         self.peaks: dict[str, Peak] = {}
 
     @property
-    def total_bytes(self) -> int:
-        return self._total
-
-    @property
     def breakdown(self) -> dict[str, int]:
         return dict(self._bytes)
 
