@@ -120,6 +120,10 @@ class PlanTable:
     apart: np.ndarray
 
 
+# What each rank's entry says beside its counts of pieces, which are floats.
+_FACTS = {"rank": np.int64, "held": float, "first": bool, "last": bool, "exists": bool, "apart": bool}
+
+
 class Plan(NamedTuple):
     """A partition under a schedule. split: whether backward is split where the schedule says so."""
 
@@ -137,37 +141,39 @@ def plan_table(plans: list[Plan], *, every_rank: bool = False) -> PlanTable:
     """
     entries = [_entries(*plan, every_rank) for plan in plans]
     n, c, p = len(plans), max(len(rank) for rank, *_ in entries), plans[0].part.plain.shape[1]
-    wide = np.zeros((9, n, c, p))
-    facts = np.zeros((6, n, c))
-    for i, (part, *_) in enumerate(plans):
-        at, in_flight, owed = entries[i]
-        plain, again = part.plain[part.home.T], part.again[part.home.T]
-        ours, ours_again = plain[:, at], again[:, at]
-        k = len(at)
-        wide[0, i, :k] = (ours + ours_again).sum(axis=0)
-        wide[1, i, :k] = ours_again.sum(axis=0)
-        wide[2, i, :k] = (ours * in_flight.T[:, :, None]).sum(axis=0)
-        wide[3, i, :k] = (ours_again * in_flight.T[:, :, None]).sum(axis=0)
-        wide[4, i, :k] = ours[0]
-        wide[5, i, :k] = ours_again[0]
-        wide[6, i, :k] = (ours * owed[:, : part.vpp].T[:, :, None]).sum(axis=0)
-        facts[5, i, :k] = owed[:, part.vpp]
-        wide[7, i, :k] = (np.cumsum(plain[0] + again[0], axis=0) - plain[0] - again[0])[at]
-        wide[8, i, :k] = (np.cumsum(again[0], axis=0) - again[0])[at]
-        facts[0, i, :k] = at
-        facts[1, i, :k] = in_flight.sum(axis=1) / part.vpp
-        facts[2, i, :k] = (part.home == 0).any(axis=1)[at]
-        facts[3, i, :k] = (part.home == part.pp * part.vpp - 1).any(axis=1)[at]
-        facts[4, i, :k] = 1
-    return PlanTable(
-        *wide,
-        rank=facts[0].astype(np.int64),
-        held=facts[1],
-        first=facts[2] > 0,
-        last=facts[3] > 0,
-        exists=facts[4] > 0,
-        apart=facts[5] > 0,
-    )
+    table = {
+        name: np.zeros((n, c), dtype=_FACTS[name]) if name in _FACTS else np.zeros((n, c, p))
+        for name in PlanTable.__dataclass_fields__
+    }
+    for i, (plan, entry) in enumerate(zip(plans, entries, strict=True)):
+        for name, values in _rows(plan.part, *entry).items():
+            table[name][i, : len(values)] = values
+    return PlanTable(**table)
+
+
+def _rows(part: Partition, at: np.ndarray, in_flight: np.ndarray, owed: np.ndarray) -> dict[str, np.ndarray]:
+    """Fields of a PlanTable for one plan's entries: at, in_flight and owed are as `_entries` has them."""
+    plain, again = part.plain[part.home.T], part.again[part.home.T]  # [vpp, pp, P]
+    ours, ours_again = plain[:, at], again[:, at]
+    flying, owing = in_flight.T[:, :, None], owed[:, : part.vpp].T[:, :, None]
+    of_first = plain[0] + again[0]
+    return {
+        "count": (ours + ours_again).sum(axis=0),
+        "again": ours_again.sum(axis=0),
+        "held_plain": (ours * flying).sum(axis=0),
+        "held_again": (ours_again * flying).sum(axis=0),
+        "newest_plain": ours[0],
+        "newest_again": ours_again[0],
+        "owed": (ours * owing).sum(axis=0),
+        "before": (np.cumsum(of_first, axis=0) - of_first)[at],
+        "before_again": (np.cumsum(again[0], axis=0) - again[0])[at],
+        "rank": at,
+        "held": in_flight.sum(axis=1) / part.vpp,
+        "first": (part.home == 0).any(axis=1)[at],
+        "last": (part.home == part.pp * part.vpp - 1).any(axis=1)[at],
+        "exists": np.ones(len(at), dtype=bool),
+        "apart": owed[:, part.vpp] > 0,
+    }
 
 
 @lru_cache(maxsize=16384)
