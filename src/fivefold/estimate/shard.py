@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fivefold.estimate.arrays import distinct
 from fivefold.layout.columns import Columns
 
 _FIELDS = ("tp", "sp", "cp", "cp_kind", "ep", "etp", "micro_batch", "overlap_tp", "overlap_ep")
@@ -38,15 +39,8 @@ class Shard:
 def distinct_shards(columns: Columns, seq_len: int) -> tuple[Shard, np.ndarray]:
     """The distinct keys of `columns` and, per layout, the index of its key."""
     raw = [np.asarray(getattr(columns, name), dtype=np.int64) for name in _FIELDS]
-    if len(columns) == 1:
-        unique, inverse = [column[:1] for column in raw], np.zeros(1, dtype=np.int64)
-    else:
-        packed = np.zeros(len(columns), dtype=np.int64)
-        for column in raw:
-            packed = packed * (int(column.max()) + 1) + column
-        _, first, inverse = np.unique(packed, return_index=True, return_inverse=True)
-        unique = [column[first] for column in raw]
-    tp, sp, cp, cp_kind, ep, etp, micro_batch, overlap_tp, overlap_ep = unique
+    first, inverse = distinct(raw)
+    tp, sp, cp, cp_kind, ep, etp, micro_batch, overlap_tp, overlap_ep = (column[first] for column in raw)
     tokens = micro_batch * seq_len / cp
     return (
         Shard(
@@ -62,5 +56,5 @@ def distinct_shards(columns: Columns, seq_len: int) -> tuple[Shard, np.ndarray]:
             tokens=tokens,
             norm_tokens=np.where(sp.astype(bool), tokens / tp, tokens),
         ),
-        inverse.reshape(-1),
+        inverse,
     )
