@@ -10,7 +10,7 @@ from fivefold.advise.waste import doubts, mfu_sentence, wasted
 from fivefold.cluster import Cluster
 from fivefold.errors import FivefoldError
 from fivefold.estimate import Estimate, Problem, estimate
-from fivefold.estimate.estimate import assumptions, flops_per_token, inputs_of, parameters, rule_context
+from fivefold.estimate.estimate import as_violation, assumptions, flops_per_token, inputs_of, parameters, rule_context
 from fivefold.estimate.result import Assumption, Parts, RuleViolation
 from fivefold.interop.megatron.given import unknown_sentence
 from fivefold.interop.megatron.layout_options import changed_options, layout_options
@@ -19,7 +19,7 @@ from fivefold.interop.megatron.read import Reading
 from fivefold.interop.megatron.words import in_their_words, option_of, spelled
 from fivefold.layout import Layout, unusual
 from fivefold.layout.columns import Columns
-from fivefold.layout.rules import Violation, violations
+from fivefold.layout.rules import violations
 from fivefold.layout.stages import resolve_row
 from fivefold.runtime import load_runtime
 from fivefold.search.found import search
@@ -75,7 +75,7 @@ def _estimated(reading: Reading, problem: Problem, runtime: str) -> Estimate:
             raise
         found = _impossible(reading, problem, runtime)
     broken = [_in_their_words(each, reading) for each in found.violations]
-    broken += [_in_their_words(_as_rule(each), reading) for each in reading.violations]
+    broken += [_in_their_words(as_violation(each), reading) for each in reading.violations]
     stated = tuple(Assumption(field=each.field, value=each.value, source=each.source) for each in reading.assumed)
     fits = found.fits if not broken else None
     return replace(
@@ -83,23 +83,11 @@ def _estimated(reading: Reading, problem: Problem, runtime: str) -> Estimate:
     )
 
 
-def _as_rule(broken: Violation) -> RuleViolation:
-    return RuleViolation(
-        id=broken.id,
-        option=broken.option,
-        value=broken.value,
-        legal=broken.legal,
-        message=broken.message,
-        source=broken.source,
-        runtimes=tuple(broken.runtimes),
-    )
-
-
 def _impossible(reading: Reading, problem: Problem, runtime: str) -> Estimate:
     """Degrees beyond the GPUs have no price, but say which rule they break."""
     columns = Columns.from_layouts([reading.layout], problem.cluster.gpus, reading.work)
     context = rule_context(reading.model, problem.cluster, reading.work, runtime)
-    broken = tuple(map(_as_rule, violations(columns, context)))
+    broken = tuple(map(as_violation, violations(columns, context)))
     return Estimate(
         layout=resolve_row(columns, reading.model, runtime),
         valid=False,

@@ -23,7 +23,7 @@ from fivefold.estimate.result import (
 )
 from fivefold.layout.columns import Columns
 from fivefold.layout.layout import Layout
-from fivefold.layout.rules import Context, violations
+from fivefold.layout.rules import Context, Violation, violations
 from fivefold.layout.stages import check_degrees, resolve_row
 from fivefold.layout.typed import check_layout, check_workload
 from fivefold.layout.workload import Workload
@@ -53,7 +53,7 @@ def estimate(
     columns = Columns.from_layouts([layout], cluster.gpus, work)
     resolved = resolve_row(columns, model, runtime)
     context = rule_context(model, cluster, work, runtime)
-    broken = tuple(_as_violation(found) for found in violations(columns, context))
+    broken = tuple(as_violation(found) for found in violations(columns, context))
     problem = Problem(model, cluster, work, profile)
     check_host(problem)
     detail = None if broken else Detail(problem, columns, resolved)
@@ -154,7 +154,8 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (int, float, str, dict, type(None))) else str(value)
 
 
-def _as_violation(found) -> RuleViolation:
+def as_violation(found: Violation) -> RuleViolation:
+    """A broken rule as an estimate says it."""
     return RuleViolation(
         id=found.id,
         option=found.option,
@@ -168,6 +169,7 @@ def _as_violation(found) -> RuleViolation:
 
 __all__ = [
     "Estimate",
+    "as_violation",
     "assumptions",
     "check_inputs",
     "estimate",
