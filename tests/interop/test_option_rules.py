@@ -185,6 +185,17 @@ def test_another_kind_of_run_is_refused_with_its_line(read, options: str) -> Non
     assert "x.sh:2" in caught.value.message
 
 
+def test_a_strategy_of_sharding_that_is_none_is_refused_without_fsdp_too(read) -> None:
+    (found,) = read("--data-parallel-sharding-strategy all").violations
+    assert found.option == "--data-parallel-sharding-strategy" and "optim_grads" in found.legal
+
+
+def test_where_a_rule_is_broken_the_figures_say_what_they_leave_out(read) -> None:
+    found = read("--use-torch-fsdp2")
+    assert found.violations
+    assert any(note.startswith("--use-torch-fsdp2 at x.sh:2") and "without it" in note for note in found.notes)
+
+
 def test_experts_keep_the_dense_tp_unless_told(read) -> None:
     options = MOE + "--tensor-model-parallel-size 2 --sequence-parallel "
     found = read(options, before=MAX1)

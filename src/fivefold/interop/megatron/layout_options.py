@@ -71,8 +71,9 @@ def is_fsdp(given: Given) -> bool:
 
 
 def _zero(given: Given) -> int:
+    sharded = SHARDING.index(given.word("--data-parallel-sharding-strategy"))
     if is_fsdp(given):
-        return SHARDING.index(given.word("--data-parallel-sharding-strategy"))
+        return sharded
     return 1 if given.flag("--use-distributed-optimizer") else 0
 
 

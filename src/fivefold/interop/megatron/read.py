@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fivefold.errors import FivefoldError
 from fivefold.interop.megatron.commands import Launch, ScriptInputs, find_launch
@@ -129,8 +131,9 @@ def _assembled(launch: Launch, given: Given, style: str, name: str, asked: Asked
         allocator=launch.environment.get("PYTORCH_CUDA_ALLOC_CONF", ""),
     )
     violations = broken_options(facts, command_line=style != "bridge")
-    if not violations:
-        _refuse(given)
+    not_modelled = [*_not_modelled(given)]
+    if not_modelled and not violations:
+        raise not_modelled[0].error()
     multiple = given.integer("--make-vocab-size-divisible-by") or 128
     return Reading(
         source=name,
@@ -147,6 +150,7 @@ def _assembled(launch: Launch, given: Given, style: str, name: str, asked: Asked
         violations=violations,
         assumed=[*assumed_values(launch, given, [*parts.assumed, *recipe], work.assumed, facts)],
         notes=[
+            *(each.note() for each in not_modelled),
             *odd_vocabulary(model, multiple, shape.layout.tp),
             *launch.notes,
             *parts.notes,
@@ -226,19 +230,36 @@ def _missing(given: Given, name: str, style: str) -> FivefoldError:
     )
 
 
-def _refuse(given: Given) -> None:
-    """Options with which the run is another one than can be priced."""
+@dataclass(frozen=True, slots=True)
+class _NotModelled:
+    """An option with which the run is another one than can be priced. sentence: which, where and why."""
+
+    option: str
+    value: Any
+    sentence: str
+    remedy: str
+    legal: list[str] | None = None
+
+    def error(self) -> FivefoldError:
+        return FivefoldError(
+            f"{self.sentence}, so this launch cannot be checked. {self.remedy}",
+            code="not-modelled",
+            option=self.option,
+            value=self.value,
+            legal=self.legal,
+        )
+
+    def note(self) -> str:
+        return f"{self.sentence}; memory and time are those of the launch without it."
+
+
+def _not_modelled(given: Given) -> Iterator[_NotModelled]:
     for option, setting in given.settings.items():
         found = OPTIONS[option]
         off = found.kind == "flag" and not given.flag(option)
         if found.effect == "refused" and not off and setting.text not in ("local", "0", "0.0"):
-            raise FivefoldError(
-                f"{option} {setting.text} at {setting.at}: {found.why}, so this launch cannot be checked. Take the "
-                "option out to check the rest.",
-                code="not-modelled",
-                option=option,
-                value=setting.text or True,
-            )
+            sentence = f"{' '.join(filter(None, (option, setting.text)))} at {setting.at}: {found.why}"
+            yield _NotModelled(option, setting.text or True, sentence, "Take the option out to check the rest.")
     option = "--data-parallel-sharding-strategy"
     sharding, fsdp = given.word(option), is_fsdp(given)
     modelled = SHARDING[2:] if fsdp else SHARDING[:1]
@@ -249,10 +270,5 @@ def _refuse(given: Given) -> None:
             else "without --use-megatron-fsdp it shards nothing"
         )
         place = next(at for at in map(given.place, (option, "--use-megatron-fsdp", "--use-custom-fsdp")) if at)
-        raise FivefoldError(
-            f"{option} {sharding} at {place}: {why}, so this launch cannot be checked. Give {' or '.join(modelled)}.",
-            code="not-modelled",
-            option=option,
-            value=sharding,
-            legal=list(modelled),
-        )
+        sentence, remedy = f"{option} {sharding} at {place}: {why}", f"Give {' or '.join(modelled)}."
+        yield _NotModelled(option, sharding, sentence, remedy, list(modelled))
