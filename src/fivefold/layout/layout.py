@@ -7,7 +7,7 @@ from the world size (dp, edp, micro-batches, stages) is in ResolvedLayout, which
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -16,13 +16,11 @@ ScheduleKind = Literal["afab", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev
 RecomputeKind = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "mlp", "moe", "layernorm", "moe_act", "mla_up_proj", "shared_experts"]
 
-# The same words in the order of their codes in Columns: code i is the i-th word, a module is bit i of a mask.
-CP_KINDS: tuple[CpKind, ...] = ("p2p", "a2a")
-SCHEDULES: tuple[ScheduleKind, ...] = ("afab", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev")
-RECOMPUTE_KINDS: tuple[RecomputeKind, ...] = ("none", "selective", "full")
-RECOMPUTE_MODULES: tuple[RecomputeModule, ...] = (
-    "core_attn", "mlp", "moe", "layernorm", "moe_act", "mla_up_proj", "shared_experts",
-)  # fmt: skip
+# Their words in order, which is that of the codes in Columns: code i is the i-th word, a module is bit i of a mask.
+CP_KINDS: tuple[CpKind, ...] = get_args(CpKind)
+SCHEDULES: tuple[ScheduleKind, ...] = get_args(ScheduleKind)
+RECOMPUTE_KINDS: tuple[RecomputeKind, ...] = get_args(RecomputeKind)
+RECOMPUTE_MODULES: tuple[RecomputeModule, ...] = get_args(RecomputeModule)
 
 # Of each schedule, the chunks per pipeline rank that it runs: fewest and most (None: as many as there are blocks).
 CHUNKS: dict[ScheduleKind, tuple[int, int | None]] = {
