@@ -9,6 +9,7 @@ import pytest
 from fivefold.cli.flags import LayoutFlags
 from fivefold.cli.values import layout_text
 from fivefold.errors import FivefoldError
+from fivefold.search import PIN_NAMES
 
 SMALL = "--gpus 4 --seq 1024 --gbs 16"
 
@@ -51,6 +52,11 @@ def test_a_pin_holds_in_every_plan(run, flags: str, field: str, allowed: set) ->
 def test_recomputation(run, flags: str, recompute: dict) -> None:
     layout = run(f"estimate gpt2 {SMALL} {flags} --json").document["inputs"]["layout"]
     assert layout["recompute"] == recompute
+
+
+def test_a_flag_for_every_option_of_a_layout_that_a_search_pins() -> None:
+    flags = {each.name for each in dataclasses.fields(LayoutFlags) if not each.name.startswith("no_")}
+    assert flags == set(PIN_NAMES)
 
 
 def test_overlap_switches(run) -> None:

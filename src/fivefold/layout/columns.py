@@ -218,6 +218,7 @@ def default_schedule(vpp: Ints) -> Ints:
 
 
 COLUMN_NAMES: tuple[str, ...] = tuple(field.name for field in fields(Columns))
+DEGREES = ("tp", "cp", "pp", "vpp", "ep", "etp", "dp_replicate", "micro_batch")  # 1 where not used
 SWITCHES: tuple[str, ...] = tuple(field.name for field in fields(Columns) if field.type == "Bools")  # on or off
 
 

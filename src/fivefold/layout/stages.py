@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from typing import Literal
 
 from fivefold.errors import FivefoldError
-from fivefold.layout.columns import Columns
+from fivefold.layout.columns import DEGREES, Columns
 from fivefold.layout.layout import SCHEDULES, V_SHAPED, Layout, ResolvedLayout
 from fivefold.layout.workload import Workload
 from fivefold.model import block_params
@@ -222,7 +222,7 @@ def resolve_row(columns: Columns, model: ModelSpec, runtime: str = "megatron") -
 
 def check_degrees(layout: Layout, world: int) -> None:
     """Refuse what has no arithmetic at all: degrees below one, and more stages than could ever be listed."""
-    for name in ("tp", "cp", "pp", "vpp", "ep", "etp", "dp_replicate", "micro_batch"):
+    for name in DEGREES:
         value = getattr(layout, name)
         most = {"vpp": MAX_CHUNKS, "micro_batch": None}.get(name, world)
         if value < 1 or (most is not None and value > most):

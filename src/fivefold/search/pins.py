@@ -5,33 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.errors import FivefoldError
+from fivefold.layout.columns import DEGREES
 from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, SCHEDULES
+from fivefold.layout.rules import OPTIONS
 
-PIN_NAMES = (
-    "tp",
-    "cp",
-    "cp_kind",
-    "pp",
-    "vpp",
-    "ep",
-    "etp",
-    "zero",
-    "dp_replicate",
-    "sequence_parallel",
-    "micro_batch",
-    "schedule",
-    "recompute",
-    "recompute_layers",
-    "recompute_modules",
-    "first_stage_layers",
-    "last_stage_layers",
-    "account_for_embedding",
-    "account_for_loss",
-    "overlap_grad",
-    "overlap_param",
-    "overlap_tp",
-    "overlap_ep",
-)
+PIN_NAMES = tuple(option.removeprefix("--").replace("-", "_") for option in OPTIONS.values())
 
 
 def checked_pins(pins: dict[str, Any] | None) -> dict[str, tuple[Any, ...]]:
@@ -77,7 +55,6 @@ def _check_together(pins: dict[str, tuple[Any, ...]]) -> None:
 
 
 _WORDS = {"cp_kind": CP_KINDS, "schedule": SCHEDULES, "recompute": RECOMPUTE_KINDS}
-_DEGREES = {"tp", "cp", "pp", "vpp", "ep", "etp", "dp_replicate", "micro_batch"}
 
 
 def _check_values(name: str, values: tuple[Any, ...]) -> None:
@@ -92,7 +69,7 @@ def _check_values(name: str, values: tuple[Any, ...]) -> None:
                 value=value,
                 legal=legal,
             )
-        if name in _DEGREES and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1 << 20):
+        if name in DEGREES and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1 << 20):
             raise FivefoldError(
                 f"{option} {value} is not a degree: it has to be a whole number of 1 or more.",
                 code="bad-degree",

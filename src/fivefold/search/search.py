@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, get_args
 
 from fivefold.cluster import Cluster
 from fivefold.cluster.calibration import Calibration
@@ -22,7 +22,7 @@ from fivefold.search.found import Found, search
 from fivefold.search.pins import checked_pins
 from fivefold.search.result import Objective, Plan
 
-OBJECTIVES: tuple[Objective, ...] = ("tokens_per_s", "gpus", "memory", "time", "cost")
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 
 def plan(

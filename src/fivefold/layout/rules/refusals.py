@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fivefold.errors import FivefoldError
-from fivefold.layout.columns import ALL_LAYERS, SWITCHES, Columns, default_schedule, modules_of
+from fivefold.layout.columns import ALL_LAYERS, DEGREES, SWITCHES, Columns, default_schedule, modules_of
 from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, RECOMPUTE_MODULES, SCHEDULES, Layout
 from fivefold.layout.rules.common import counted_layers, largest_stage, modules_possible
 from fivefold.layout.rules.context import Context
@@ -42,8 +42,6 @@ OPTIONS: dict[str, str] = {
     "overlap_tp": "--overlap-tp",
     "overlap_ep": "--overlap-ep",
 }
-# What a column holds when its axis or option is not used: 1 for degrees, 0 for everything else.
-_DEGREES = ("tp", "cp", "pp", "vpp", "ep", "etp", "dp_replicate", "micro_batch")
 # Columns whose default follows another's value: they follow it too when a legal value of that one is looked for.
 _FOLLOWS: dict[str, tuple[str, ...]] = {
     "tp": ("sp",),
@@ -192,7 +190,7 @@ def _blamed(rule: Rule, row: Columns, context: Context) -> tuple[str, str | None
     """The option to name: the rule's own, or another one in use that could be changed to obey it alone."""
     if rule.field is None or not rule.others:
         return rule.option, rule.field
-    in_use = [name for name in (rule.field, *rule.others) if getattr(row, name)[0] != (name in _DEGREES)]
+    in_use = [name for name in (rule.field, *rule.others) if getattr(row, name)[0] != (name in DEGREES)]
     for name in in_use:
         if legal_values(rule, name, row, context):
             return OPTIONS[name], name
