@@ -13,6 +13,11 @@ from typing import Any
 _SHOWN_CHARS = 200
 
 
+def option_of(name: str) -> str:
+    """The flag of an option by its name in the library: micro_batch is --micro-batch."""
+    return "--" + name.replace("_", "-")
+
+
 class FivefoldError(ValueError):
     """Bad input (exit code 2 on the command line).
 

@@ -14,14 +14,13 @@ from fivefold.cli.calibration import calibrated
 from fivefold.cli.flags import ClusterFlags, LayoutFlags, ModelFlags, RuntimeFlags, WorkFlags
 from fivefold.cli.values import (
     layout_text,
-    option_of,
     pins_of,
     refuse_control,
     runtime_name,
 )
 from fivefold.cli.work import DEFAULT_TOKENS_PER_BATCH, layout_unit, round_up, workload_of
 from fivefold.cluster import Cluster, load_cluster
-from fivefold.errors import FivefoldError
+from fivefold.errors import FivefoldError, option_of
 from fivefold.estimate.planfile import SavedPlan, load_plan
 from fivefold.layout import Layout, RampUp, Recompute, Workload, parse_ramp_up
 from fivefold.layout.batch import check_ramp_up

@@ -9,7 +9,7 @@ from typing import Any
 
 from fivefold.cli.flags import WHOLE, LayoutFlags
 from fivefold.cli.output import CONTROL
-from fivefold.errors import FivefoldError
+from fivefold.errors import FivefoldError, option_of
 from fivefold.layout.columns import SWITCHES
 from fivefold.layout.layout import RECOMPUTE_MODULES
 from fivefold.layout.workload import Offload
@@ -22,11 +22,6 @@ _WORDS = ("cp_kind", "schedule", "recompute")
 _SHORT = {"mbs": "micro_batch", "sp": "sequence_parallel"}
 _SWITCHES = tuple(_SHORT.get(name, name) for name in SWITCHES)
 _ON_OFF = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-
-
-def option_of(name: str) -> str:
-    """The flag of a field: micro_batch is --micro-batch."""
-    return "--" + name.replace("_", "-")
 
 
 def word(option: str, value: str, legal: Sequence[str]) -> Any:

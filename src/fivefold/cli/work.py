@@ -12,13 +12,12 @@ from fivefold.cli.values import (
     documents_of,
     names,
     offload_of,
-    option_of,
     positive,
     whole,
     word,
 )
 from fivefold.cluster import Cluster
-from fivefold.errors import FivefoldError
+from fivefold.errors import FivefoldError, option_of
 from fivefold.estimate.planfile import SavedPlan
 from fivefold.layout import Layout, Lora, RampUp, Workload, parse_count
 from fivefold.layout.batch import global_batch_from_tokens

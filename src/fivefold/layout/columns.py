@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fivefold.errors import FivefoldError
+from fivefold.errors import FivefoldError, option_of
 from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, RECOMPUTE_MODULES, SCHEDULES, Layout, Overlap, Recompute
 from fivefold.layout.workload import Workload
 
@@ -256,7 +256,7 @@ def _code(words: Sequence[str], word: str, option: str) -> int:
 def _gathered(name: str, values: list[int | bool]) -> NDArray[Any]:
     large = max(abs(value) for value in values)
     if large > _LARGEST:
-        option = "--" + name.replace("_", "-")
+        option = option_of(name)
         raise FivefoldError(
             f"{option} {large} is too large to be meant.", code="bad-degree", option=option, value=large
         )

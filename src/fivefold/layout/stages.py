@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Literal
 
-from fivefold.errors import FivefoldError
+from fivefold.errors import FivefoldError, option_of
 from fivefold.layout.columns import DEGREES, Columns
 from fivefold.layout.layout import SCHEDULES, V_SHAPED, Layout, ResolvedLayout
 from fivefold.layout.workload import Workload
@@ -226,7 +226,7 @@ def check_degrees(layout: Layout, world: int) -> None:
         value = getattr(layout, name)
         most = {"vpp": MAX_CHUNKS, "micro_batch": None}.get(name, world)
         if value < 1 or (most is not None and value > most):
-            option = "--" + name.replace("_", "-")
+            option = option_of(name)
             legal = "1 or more" if most is None else f"1 to {most}"
             raise FivefoldError(
                 f"{option} {value} is not possible here: it has to be {legal}, where 1 means that the axis is unused.",

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from fivefold.errors import FivefoldError
+from fivefold.errors import FivefoldError, option_of
 from fivefold.layout.layout import Layout, Overlap, Recompute
 from fivefold.layout.workload import LORA_TARGETS, Lora, Offload, Workload
 
@@ -51,7 +51,7 @@ def check_workload(work: Workload) -> None:
     for name in _POSITIVE:
         value = getattr(work, name)
         if value is not None and not (value > 0 and isfinite(value)):
-            option = "--" + name.replace("_", "-")
+            option = option_of(name)
             raise FivefoldError(
                 f"{option} {value} is not possible: it has to be a positive, finite number.",
                 code="bad-number",

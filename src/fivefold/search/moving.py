@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from fivefold.errors import option_of
 from fivefold.estimate import Estimate, Kernel, Problem, estimate
 from fivefold.estimate.estimate import rule_context
 from fivefold.layout.columns import Columns
@@ -222,7 +223,7 @@ def _explained(problem: Problem, layout: Layout, chosen: Layout, runtime: str) -
     out: list[Move] = []
     for name, one in zip(names, price_all(problem, runtime, kept), strict=True):
         old, new = (_plain(getattr(each, name)) for each in (layout, chosen))
-        option = "--" + name.replace("_", "-")
+        option = option_of(name)
         if one.broken is not None:
             kind, message = "rule", one.broken
         elif not one.fits:
@@ -250,7 +251,7 @@ def _plain(value: Any) -> Any:
 def _kept(layout: Layout, chosen: Layout | None) -> tuple[str, ...]:
     usual = Layout()
     return tuple(
-        "--" + name.replace("_", "-")
+        option_of(name)
         for name in Layout.__struct_fields__
         if getattr(layout, name) != getattr(usual, name)
         and chosen is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.errors import FivefoldError
+from fivefold.errors import FivefoldError, option_of
 from fivefold.layout.columns import DEGREES
 from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, SCHEDULES
 from fivefold.layout.rules import OPTIONS
@@ -43,7 +43,7 @@ def _check_together(pins: dict[str, tuple[Any, ...]]) -> None:
     for name, other, word in _NEEDS:
         asked = any(value not in (None, -1) for value in pins.get(name, ()))
         if asked and word not in pins.get(other, (word,)):
-            option, needed = "--" + name.replace("_", "-"), "--" + other
+            option, needed = option_of(name), "--" + other
             raise FivefoldError(
                 f"{option} only means something with {needed} {word}, which the pins rule out. Add {word} to {needed}, "
                 f"or leave out {option}.",
@@ -58,7 +58,7 @@ _WORDS = {"cp_kind": CP_KINDS, "schedule": SCHEDULES, "recompute": RECOMPUTE_KIN
 
 
 def _check_values(name: str, values: tuple[Any, ...]) -> None:
-    option = "--" + name.replace("_", "-")
+    option = option_of(name)
     for value in values:
         if name in _WORDS and value not in _WORDS[name]:
             legal = list(_WORDS[name])

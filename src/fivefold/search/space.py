@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from fivefold.errors import FivefoldError
+from fivefold.errors import FivefoldError, option_of
 from fivefold.estimate import Problem
 from fivefold.estimate.estimate import rule_context
 from fivefold.layout.columns import ALL_LAYERS, Columns, mask_of
@@ -331,7 +331,7 @@ class Space:
             "tp x cp x pp has to divide the GPUs, and micro-batch x dp the global batch; unpin one option, or choose a "
             "batch with more divisors.",
             code="empty-space",
-            option="--" + next(iter(self.pins), "gbs").replace("_", "-"),
+            option=option_of(next(iter(self.pins), "gbs")),
             value=pinned,
         )
 
