@@ -200,3 +200,13 @@ def test_an_error_and_its_sign_of_percent_stay_on_one_line(width: int) -> None:
     table = console.file.getvalue()  # type: ignore[attr-defined]
     assert table.count("-6.1%") == table.count("4.3%") == table.count("9.0%") == 2
     assert all(word in table for word in ("1440", "100%")) and (width < 100 or "deepspeed-zero" in table)
+
+
+@pytest.mark.parametrize("width", [90, 100])
+def test_the_heads_of_a_plans_columns_are_whole(run, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With experts the tables are at their widest: they stand closer before a column is left out."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = run("plan mixtral-8x7b --gpus 16 --gbs 128 --seq 4096").out.splitlines()
+    tables = [line.split() for line in lines if " GB " in line and "sched." in line]
+    assert len(tables) == 2
+    assert all({"TP", "DP", "EP", "recompute", "GB", "tok/s/GPU"} <= set(names) for names in tables)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -154,7 +155,7 @@ class LayoutsTable:
         self.found, self.plans = found, list(plans)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        tables = [layouts_table(self.found, self.plans, without) for without in _LEFT_OUT]
+        tables = [layouts_table(self.found, self.plans, without, gap) for without in _LEFT_OUT for gap in _GAPS]
         fitting = (each for each in tables if _needed(each) <= options.max_width)
         yield next(fitting, tables[-1])
 
@@ -164,16 +165,18 @@ def _needed(table: Table) -> int:
     widths = 0
     for column in table.columns:
         cells = max(len(str(cell)) for cell in column.cells)
-        widths += cells if column.no_wrap else max(len(str(column.header)), min(cells, _WORD))
-    return widths + 2 * len(table.columns) + 1  # padding and divider of each, and the edge
+        widths += max(len(str(column.header)), cells if column.no_wrap else min(cells, _WORD))
+    _, right, _, left = Padding.unpack(table.padding)
+    return widths + (left + right + 1) * len(table.columns) + 1  # padding and divider of each, and the edge
 
 
 _WORD = 9
+_GAPS = (1, 0)  # cells between columns beside the divider: room is made there before columns are left out
 # Columns to leave out, the first time that everything fits; "interval" stands for that of the step.
 _LEFT_OUT = ((), ("interval", "MFU"), ("interval", "MFU", "tok/s/GPU", "mbs x m"))
 
 
-def layouts_table(found: Plan, rows: Sequence[Estimate], without: Sequence[str] = ()) -> Table:
+def layouts_table(found: Plan, rows: Sequence[Estimate], without: Sequence[str] = (), gap: int = 1) -> Table:
     """One row per layout: degrees, options, memory, time, but for the columns named in `without`."""
     fastest = found.plans[found.fastest] if found.fastest else None  # said only where it is not the first
     degrees = [name for name in _DEGREES if name in _ALWAYS or any(getattr(each.layout, name) > 1 for each in rows)]
@@ -200,7 +203,7 @@ def layouts_table(found: Plan, rows: Sequence[Estimate], without: Sequence[str] 
         lines.append({name: cell for name, cell in line.items() if name not in without})
     heads = list(lines[0]) if lines else []
     table = plain_table(*((name, "<" if name in _IN_WORDS else ">") for name in heads))
-    table.padding = (0, 1, 0, 0)
+    table.padding = (0, gap, 0, 0)
     for name, column in zip(heads, table.columns, strict=True):
         if name not in _IN_WORDS:  # a number in two lines reads as two numbers
             column.no_wrap, column.min_width = True, max(len(line[name]) for line in lines)
