@@ -26,6 +26,16 @@ def test_owners_sum_to_the_whole() -> None:
     assert found.question == ()
 
 
+def test_what_differs_by_rounding_does_not_differ() -> None:
+    """Transfers between stages are what a pipeline takes beyond one of free transfers; context parallelism of one node
+    moves as many bytes as tensor parallelism does."""
+    cluster, work = ff.load_cluster("h100-sxm", gpus=64), ff.Workload(seq_len=8192, global_batch=512)
+    model = ff.load_model("llama-3-70b")
+    sides = [ff.estimate(model, cluster, work, ff.Layout(pp=4, tp=tp, cp=8 // tp)) for tp in (4, 8)]
+    (row,) = [row for row in compare(*sides).seconds if row.field == "pp"]
+    assert row.a != row.b and row.delta == 0
+
+
 def test_sides_swap() -> None:
     a, b = price(tp=1), price(tp=8)
     there, back = compare(a, b), compare(b, a)

@@ -10,6 +10,7 @@ from fivefold.estimate.result import Estimate, envelope
 from fivefold.runtime import load_runtime
 
 _QUESTION = ("model", "cluster", "workload", "runtime")
+_ROUNDING = 1e-9  # of seconds, which are differences of sums; bytes are counted
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,4 +132,7 @@ def _owners(a: dict[str, Any], b: dict[str, Any]) -> tuple[Difference, ...]:
 
 def _difference(name: str, a: Any, b: Any) -> Difference:
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (a, b))
-    return Difference(field=name, a=a, b=b, delta=b - a if numbers else None)
+    if not numbers:
+        return Difference(field=name, a=a, b=b, delta=None)
+    rounding = isinstance(b - a, float) and abs(b - a) <= _ROUNDING * max(abs(a), abs(b))
+    return Difference(field=name, a=a, b=b, delta=0.0 if rounding else b - a)
