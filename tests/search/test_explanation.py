@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from fivefold.cluster import load_cluster
-from fivefold.estimate import Problem
-from fivefold.layout import Layout, Overlap, Recompute
+from fivefold.estimate import Kernel, Problem
+from fivefold.layout import Columns, Layout, Overlap, Recompute
 from fivefold.model import load_model
 
 replace = msgspec.structs.replace
@@ -160,6 +161,15 @@ def test_limits_are_differences_of_estimates(answer, help_with):
     doubled = help_with.priced(Problem(problem.model, problem.cluster, more, problem.runtime), chosen)
     gain = by_change["twice the global batch (per the same number of tokens)"]
     assert gain == pytest.approx(seconds - doubled.step.seconds.value / 2, abs=1e-9)
+    gain = next((gain for change, gain in by_change.items() if "host" in change), None)
+    assert (gain is None) == (plan.plans[0].step.breakdown_s["host"] == 0)
+    if gain is not None:
+        launched = replace(problem.runtime, launch_host_s=0.0)
+        kernel = Kernel(
+            Problem(problem.model, problem.cluster, problem.work, launched),
+            Columns.from_layouts([chosen], problem.cluster.gpus, problem.work),
+        )
+        assert gain == pytest.approx(seconds - float(kernel.step_seconds(np.arange(1))[0]), abs=1e-9)
 
 
 def test_the_playbook_ends_in_a_valid_layout(answer, help_with):

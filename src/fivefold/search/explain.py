@@ -251,7 +251,7 @@ def _neighbour(change: str, outcome: Priced, estimate: Estimate, problem: Proble
 
 
 def limits(problem: Problem, best: Layout, estimate: Estimate) -> tuple[Limit, ...]:
-    """What the same layout would gain from faster links, more batch or more memory bandwidth, largest first."""
+    """What the same layout would gain from faster links, more batch, no waits or no bubble, largest first."""
     if estimate.step is None:
         return ()
     now = estimate.step.seconds.value
@@ -265,6 +265,10 @@ def limits(problem: Problem, best: Layout, estimate: Estimate) -> tuple[Limit, .
     batch = replace(problem.work, global_batch=2 * problem.work.global_batch)
     per_batch = step_seconds(Problem(problem.model, problem.cluster, batch, problem.runtime), best) / 2
     rows.append(_limit("twice the global batch (per the same number of tokens)", now, per_batch))
+    if estimate.step.breakdown_s["host"] > 0:
+        launched = replace(problem.runtime, launch_host_s=0.0)
+        free = step_seconds(Problem(problem.model, problem.cluster, problem.work, launched), best)
+        rows.append(_limit("no waiting for the host (CUDA graphs and larger micro-batches come near)", now, free))
     bubble = estimate.step.breakdown_s["bubble"]
     if bubble > 0:
         rows.append(
