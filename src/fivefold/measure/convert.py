@@ -120,8 +120,7 @@ def convert(run: Run, runtime: str | None = None) -> Case:
     if (line.pipeline_fills or run.mbs is not None) and "micro_batch" in unsettled:
         unsettled.remove("micro_batch")
     # Activations that are offloaded to the host need no recomputation.
-    offloaded = "cpu_offloading" in (run.overlap or "")
-    if offloaded and "recompute" in unsettled:
+    if "cpu_offloading" in (run.overlap or "") and "recompute" in unsettled:
         unsettled.remove("recompute")
     return Case(
         run=run,
