@@ -12,7 +12,15 @@ from fivefold.layout.rules.rule import Rule
 
 _RECURRENT = frozenset({"gated-delta-net", "mamba", "mamba2", "side-by-side", "one-sublayer-blocks"})
 _UNUSUAL = frozenset(
-    {"sparse-attention", "chunked-attention", "attention-sinks", "attention-gate", "post-norm", "sandwich-norm"}
+    {
+        "sparse-attention",
+        "chunked-attention",
+        "attention-sinks",
+        "attention-gate",
+        "post-norm",
+        "sandwich-norm",
+        "latent-experts",
+    }
 )
 # By the name of a profile: what its models lack, and what is lacking in its older versions only.
 LACKS: dict[str, frozenset[str]] = {
@@ -21,7 +29,8 @@ LACKS: dict[str, frozenset[str]] = {
     | {"latent-attention", "alibi", "parallel-blocks", "learned-positions", "embedding-norm", "head-bias"},
     "deepspeed": _RECURRENT | _UNUSUAL | {"latent-attention", "head-bias"},
     "torchtitan": (_RECURRENT - {"gated-delta-net"})
-    | {"alibi", "embedding-norm", "head-bias", "parallel-blocks", "post-norm", "sandwich-norm", "fixed-layernorm"},
+    | {"alibi", "embedding-norm", "head-bias", "parallel-blocks", "post-norm", "sandwich-norm", "fixed-layernorm"}
+    | {"latent-experts"},
 }
 _LACKED_BEFORE: dict[str, tuple[tuple[int, int], frozenset[str]]] = {
     "torchtitan": ((2026, 8), frozenset({"gated-delta-net", "attention-gate"})),
