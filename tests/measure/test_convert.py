@@ -260,7 +260,7 @@ def test_mixture_of_experts_are_built_from_the_row():
     feed = case.model.runs[0].block.feed
     assert case.model.is_moe
     assert msgspec.to_builtins(feed)["shared_ffn"] == 1024
-    assert (case.layout.ep, case.layout.etp) == (2, 1)
+    assert (case.layout.ep, case.layout.etp) == (2, 2)  # Megatron-LM's default: as tp
     assert "etp" in case.assumed
 
 

@@ -346,6 +346,22 @@ def test_recipes_of_hybrids_replay_modules_and_send_tokens_once():
     assert "launch_host_s" not in convert(changed("simumax-0001", overlap="cuda_graph_impl=none", **row)).changes
 
 
+def test_experts_are_split_as_dense_layers_where_megatron_is_not_told_otherwise():
+    row = {"arch": "moe", "experts": 8, "topk": 2, "moe_ffn": 1024, "tp": 4, "dp": 2, "ep": 2, "etp": None}
+    frameworks = {
+        "Megatron-LM": 4,
+        "NeMo 2.0/Megatron-Core": 4,
+        "Megatron-Bridge": 1,
+        "torchtitan": 1,
+        "Primus/Megatron": 4,
+    }
+    for framework, etp in frameworks.items():
+        case = convert(changed("simumax-0002", framework=framework, **row))
+        assert (case.layout.ep, case.layout.etp) == (2, etp)
+        assert "etp" in case.assumed
+    assert convert(changed("simumax-0002", framework="Megatron-LM", **row | {"etp": 1})).layout.etp == 1
+
+
 def test_first_recipes_for_deepseek_on_h100_overlap_exchanges():
     row = {**DEEPSEEK, "pp": 1, "dp": 128, "gpu": "H100", "overlap": None}
     for framework, date, overlaps in (

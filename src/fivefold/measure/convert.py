@@ -208,7 +208,7 @@ def _layout(
         cp_kind="a2a" if (run.cp or 1) > 1 and is_ulysses(run, runtime) else "p2p",
         pp=pp,
         vpp=vpp,
-        **_expert_degrees(run, tp, pp, moe, assumed),
+        **_expert_degrees(run, tp, pp, moe, line, assumed),
         zero=_stage(zero, pp, runtime),
         dp_replicate=groups[0],
         sequence_parallel=(has_sequence_parallelism(run, line) if run.sp is None else bool(run.sp)) and tp > 1,
@@ -305,12 +305,12 @@ def _stages(run: Run, model: ModelSpec, vpp: int, line: Framework, assumed: set[
     return {}
 
 
-def _expert_degrees(run: Run, tp: int, pp: int, moe: bool, assumed: set[str]) -> dict[str, int]:
+def _expert_degrees(run: Run, tp: int, pp: int, moe: bool, line: Framework, assumed: set[str]) -> dict[str, int]:
     """Experts' degrees; where the ranks of a stage hold no such groups, of single experts' ranks, of the most that they
     hold: sources count the ranks of a pipeline or of replicas in them."""
     if not moe:
         return {"ep": 1, "etp": 1}
-    ep, etp, ranks = run.ep or 1, _etp(run, tp, assumed), (run.gpus or 1) // pp
+    ep, etp, ranks = run.ep or 1, _etp(run, tp, line, assumed), (run.gpus or 1) // pp
     if ranks % (ep * etp):
         assumed.update(("ep", "etp"))
         etp = 1
@@ -318,11 +318,14 @@ def _expert_degrees(run: Run, tp: int, pp: int, moe: bool, assumed: set[str]) ->
     return {"ep": ep, "etp": etp}
 
 
-def _etp(run: Run, tp: int, assumed: set[str]) -> int:
+def _etp(run: Run, tp: int, line: Framework, assumed: set[str]) -> int:
+    """As published; else what Megatron-Core makes of none, the tensor-parallel ranks, where its own or NeMo's rows do
+    not say (arguments.py, --expert-tensor-parallel-size, from memory); Megatron-Bridge's recipes set 1 (read)."""
     if run.etp is not None:
         return run.etp
     assumed.add("etp")
-    return tp if (run.ep or 1) == 1 else 1
+    own = line.runtime == "megatron" and (not line.stands_in or line.starts == ("primus",)) and not _is_bridge(run)
+    return tp if own or (run.ep or 1) == 1 else 1
 
 
 def _recompute(run: Run, model: ModelSpec, line: Framework, assumed: set[str]) -> Recompute:
