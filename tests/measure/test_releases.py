@@ -321,6 +321,12 @@ def test_recipes_train_the_modules_of_multi_token_prediction(framework, notes, m
     assert ("mtp" in case.assumed) == (modules > 0 and notes is None)
 
 
+def test_recipes_train_a_module_that_a_configuration_does_not_state():
+    row = {"layers": None, "hidden": None, "notes": None, "model": "qwen3-next-80b-a3b", **dict.fromkeys(SIZES)}
+    for framework, modules in (("Megatron-Bridge", 1), ("Megatron-LM", 0)):
+        assert convert(changed("simumax-0001", framework=framework, **row)).model.mtp == modules
+
+
 def test_words_of_mtp_do_nothing_where_a_model_has_no_modules():
     row = {"layers": None, "hidden": None, "framework": "Megatron-Bridge", "notes": "mtp"}
     assert convert(changed("simumax-0001", model="gpt-oss-20b", **row, **dict.fromkeys(SIZES))).model.mtp == 0

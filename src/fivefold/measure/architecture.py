@@ -226,13 +226,17 @@ def _is_peculiar(block: Block) -> bool:
     return isinstance(mixer, LatentAttention) or (isinstance(mixer, Attention) and mixer.qk_norm)
 
 
+# Models whose configurations do not state the modules that their recipes train (Megatron-Bridge qwen3_next.py, read).
+_UNSTATED_MODULES = {"qwen3-next-80b-a3b": 1}
+
+
 @lru_cache(maxsize=64)
 def _modules(name: str) -> int:
     """How many modules of multi-token prediction the catalogue's model of a name has."""
     try:
         return load_model(name, mtp=True).mtp
     except FivefoldError:  # its configuration states none
-        return 0
+        return _UNSTATED_MODULES.get(name, 0)
 
 
 def _catalogued(run: Run) -> ModelSpec | None:
