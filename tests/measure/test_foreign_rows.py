@@ -518,6 +518,23 @@ def test_a_cut_down_that_spreads_experts_has_some():
     assert (spread.model.is_moe, spread.model.layers, spread.layout.ep) == (True, 3, 8)
 
 
+def test_dense_blocks_before_those_with_experts_are_as_many_as_a_row_says():
+    row = NO_SIZES | {"model": "deepseek-v3", "arch": "mla-moe", "layers": 4, "ep": 8}
+    for notes, counts in ((None, [3, 1]), ("dense_layers=1", [1, 3]), ("cut down: 1 dense + 3 MoE layers", [1, 3])):
+        assert [run.count for run in _case(**row, notes=notes).model.runs] == counts
+    moe = {
+        "model": "ours",
+        "arch": "moe",
+        "experts": 8,
+        "topk": 2,
+        "moe_ffn": 2048,
+        "notes": "first_k_dense_replace: 2",
+    }
+    first, rest = _case(**moe).model.runs
+    assert (first.count, first.block.feed.ffn, rest.count) == (2, 14336, 30)  # type: ignore[union-attr]
+    assert len(_case(notes="1 dense").model.runs) == 1
+
+
 def test_an_encoder_over_patches_is_priced_as_the_decoder_of_its_sizes():
     """ViT-22B has 21.7e9 parameters (Dehghani et al. 2023)."""
     sizes = {"layers": 48, "hidden": 6144, "ffn": 24576, "heads": 48, "kv_heads": 48, "gated_mlp": 0, "vocab": None}

@@ -58,6 +58,10 @@ _OTHER = re.compile(
 # project queries directly.
 _LATENT = LatentAttention(heads=1, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
 _QUERY_RANK, _QUERY_RANK_FROM = 1536, 5120
+_DENSE_FIRST = re.compile(
+    r"(?:dense_layers|first_k_dense(?:_replace)?)\W{1,3}(\d{1,3})\b|\b(\d{1,3}) dense(?: layers?| blocks?)?\b(?! gpus)",
+    re.IGNORECASE,
+)
 # What published and computed numbers of parameters of one model differ by at most, as a logarithm: sources round, and
 # leave embeddings out.
 _COUNTED_ALIKE = 0.15
@@ -66,6 +70,23 @@ _COUNTED_ALIKE = 0.15
 def model_of(run: Run, assumed: set[str]) -> ModelSpec:
     """The model of a row. Needs seq. Raises FivefoldError for a model that the row does not say and for one whose
     architecture its columns cannot."""
+    return _with_dense_first(run, _model_of(run, assumed))
+
+
+def _with_dense_first(run: Run, model: ModelSpec) -> ModelSpec:
+    """A mixture with as many dense blocks before those with experts as a row says: "dense_layers=1", "1 dense + 3"."""
+    found = _DENSE_FIRST.search(run.notes or "")
+    last = model.runs[-1].block
+    dense = int(found[1] or found[2]) if found else 0
+    if not found or not isinstance(last.feed, Experts) or dense >= model.layers:
+        return model
+    plain = next((kind for kind in model.kinds if isinstance(kind.feed, FeedForward)), None)
+    plain = plain or _alternating(run, msgspec.structs.replace(model, runs=(BlockRun(2, last),))).runs[0].block
+    runs = (BlockRun(dense, plain),) if dense else ()
+    return msgspec.structs.replace(model, runs=(*runs, BlockRun(model.layers - dense, last)))
+
+
+def _model_of(run: Run, assumed: set[str]) -> ModelSpec:
     run = _with_vocabulary(with_blocks_of_name(run, assumed), assumed)
     like = named(run)
     if like is not None and run.hidden not in (None, like.hidden):
