@@ -130,7 +130,7 @@ routed = st.builds(
     bias=flags,
     router_bias=flags,
     shared_gate=flags,
-    latent=st.sampled_from([0, 256]),
+    latent=st.sampled_from([0, 64]),
 )
 
 
@@ -312,6 +312,25 @@ def test_context_parallel_state_spaces_exchange_heads_for_sequence():
     ledger = ledger_of(Block(mixer=mixer, feed=None), Layout(cp=4))
     sent = [float(row.bytes[0]) for row in ledger.exchanges if row.axis == "cp"]
     assert sent == [SEQ / 4 * 2 * (2 * 512 + 4 * 2 * 64 + 16 + 512)] * 2
+
+
+def test_tokens_are_sent_and_ordered_in_the_width_of_their_latent_space():
+    """The router and shared experts read whole tokens; a projection of each direction stands around the exchange."""
+    feed = Experts(num_experts=8, top_k=2, ffn=128, shared_ffn=128)
+    whole, latent = (
+        ledger_of(Block(mixer=None, feed=replace(feed, latent=width)), Layout(ep=4)) for width in (0, HIDDEN // 4)
+    )
+
+    def moved(ledger, name: str) -> float:
+        return next(float(np.max(row.bytes)) for row in ledger.exchanges if row.name == name)
+
+    for name in ("dispatch", "combine"):
+        assert moved(whole, name) == 4 * moved(latent, name)
+    assert saved(whole)["experts.fc1 input"] == 4 * saved(latent)["experts.fc1 input"]
+    products = {row.name: (row.n, row.k) for row in latent.gemms}
+    assert (products["fc1_latent"], products["fc2_latent"]) == ((HIDDEN // 4, HIDDEN), (HIDDEN, HIDDEN // 4))
+    assert products["router"] == (8, HIDDEN)
+    assert products["experts.fc1"][1] == HIDDEN // 4
 
 
 def test_embedding_norm_and_head_bias_are_in_their_items():
