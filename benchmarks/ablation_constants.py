@@ -286,7 +286,7 @@ def _of_recipes() -> list[Constant]:
             "–",
             "by framework, release and CUDA graphs",
             "the runtime's",
-            "frameworks.py, recipes.py: code of the frameworks, or from memory",
+            "measure/frameworks/, recipes.py: code of the frameworks, or from memory",
             without_recipe,
         ),
     ]

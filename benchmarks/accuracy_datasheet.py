@@ -20,9 +20,9 @@ from accuracy_wide import REPORTED, complete
 from fivefold.cluster import load_curve_of
 from fivefold.measure import Run
 from fivefold.measure.convert import Case, Unconvertible, convert
-from fivefold.measure.frameworks import framework_of
 from fivefold.measure.hardware import with_kernel
 from fivefold.measure.predict import Predicted, choose, predict_all
+from fivefold.measure.unstated import framework_of
 
 # (GPUs whose runs are predicted, curve that is lent to them): to and from the chips that have one of their own.
 LOANS: tuple[tuple[str, str], ...] = (

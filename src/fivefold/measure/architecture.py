@@ -11,7 +11,6 @@ import msgspec
 
 from fivefold.errors import FivefoldError
 from fivefold.layout.mixers import softmax_attention
-from fivefold.measure.frameworks import framework_of
 from fivefold.measure.runs import Run
 from fivefold.measure.sizes import (
     named,
@@ -21,6 +20,7 @@ from fivefold.measure.sizes import (
     with_parameters,
     with_sizes_of,
 )
+from fivefold.measure.unstated import framework_of
 from fivefold.measure.words import denied
 from fivefold.model import count_params, load_model, models
 from fivefold.model.spec import (

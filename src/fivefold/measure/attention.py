@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from fivefold.measure.frameworks import Framework, dated
+from fivefold.measure.frameworks import Framework
 from fivefold.measure.runs import Run
+from fivefold.measure.unstated import dated
 from fivefold.measure.words import denied
 
 # The most that Megatron's fused softmax took (fused_softmax.py in 2022, from memory).

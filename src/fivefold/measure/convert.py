@@ -1,7 +1,7 @@
 """From a published run to the input of `estimate`: model, cluster, workload, layout, runtime, and what was assumed.
 
 The model is built from the row's own sizes: a published run is often a cut-down that no catalogue has. What a row does
-not state is chosen by the rules of its framework (frameworks.py), never from the row's performance, and Case.assumed
+not state is chosen by the rules of its framework (frameworks/), never from the row's performance, and Case.assumed
 names it; a row without a model, a cluster or a batch is refused with the reason.
 """
 
@@ -20,8 +20,13 @@ from fivefold.layout.workload import QUANTISED, Lora, Precision
 from fivefold.measure.architecture import model_of
 from fivefold.measure.attention import drops_out, is_unfused
 from fivefold.measure.complete import completed
-from fivefold.measure.frameworks import (
-    Framework,
+from fivefold.measure.frameworks import Framework
+from fivefold.measure.hardware import cluster_of
+from fivefold.measure.policies import KEPT, stated_policy
+from fivefold.measure.recipes import changes_of, options_of
+from fivefold.measure.runs import Run
+from fivefold.measure.schedules import DUALPIPE, V_SHAPED, schedule_of, schedules_of
+from fivefold.measure.unstated import (
     dated,
     framework_of,
     has_sequence_parallelism,
@@ -29,11 +34,6 @@ from fivefold.measure.frameworks import (
     runtime_of,
     zero_of,
 )
-from fivefold.measure.hardware import cluster_of
-from fivefold.measure.policies import KEPT, stated_policy
-from fivefold.measure.recipes import changes_of, options_of
-from fivefold.measure.runs import Run
-from fivefold.measure.schedules import DUALPIPE, V_SHAPED, schedule_of, schedules_of
 from fivefold.measure.words import (
     holds_4_bits,
     is_finetuned,

@@ -8,9 +8,10 @@ import msgspec
 
 from fivefold.cluster import Cluster, aliases, clusters, load_cluster, load_curve_of
 from fivefold.errors import FivefoldError
-from fivefold.measure.frameworks import Framework, dated
+from fivefold.measure.frameworks import Framework
 from fivefold.measure.networks import with_network
 from fivefold.measure.runs import Run
+from fivefold.measure.unstated import dated
 
 # (pattern in the published name, system of the catalogue, whether something about it is assumed: form factor, memory).
 # The first that matches counts.

@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 from fivefold.layout.workload import QUANTISED
-from fivefold.measure.frameworks import Framework, dated, is_before_te, precision_of, zero_of
+from fivefold.measure.frameworks import Framework
 from fivefold.measure.policies import stated_policy
 from fivefold.measure.runs import Run
+from fivefold.measure.unstated import dated, is_before_te, precision_of, zero_of
 from fivefold.runtime import load_runtime
 
 # Shares of a block's launches that a CUDA graph of a module replays (from the ledger's operations of a Llama block and

@@ -1,4 +1,4 @@
-"""How frameworks are written: other spellings of the names in frameworks.py, and the ZeRO stage that a name states."""
+"""How frameworks are written: other spellings of the names in frameworks/, and the ZeRO stage that a name states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _VENDORS = re.compile(
     r"|native|hpcai(tech)?|alibaba|stanford)[\s/_-]+(?=\w)",
     re.IGNORECASE,
 )
-# (pattern in a name, the name whose line of frameworks.py it means), in the order in which they count. What runs the
+# (pattern in a name, the name whose line of frameworks/ it means), in the order in which they count. What runs the
 # step decides: a trainer over DeepSpeed is DeepSpeed.
 _SPELLINGS: tuple[tuple[str, str], ...] = tuple(
     (rf"(?i){pattern}", name)
@@ -66,7 +66,7 @@ _BACKENDS: tuple[tuple[str, str], ...] = (
 
 
 def usual_name(framework: str, notes: str = "") -> str:
-    """The name in lower case, as a line of frameworks.py starts, where `framework` is another spelling of it; of what
+    """The name in lower case, as a line of frameworks/ starts, where `framework` is another spelling of it; of what
     `notes` name where it is a trainer that leaves the step to others."""
     name = framework.strip()
     bare = _VENDORS.sub("", name)

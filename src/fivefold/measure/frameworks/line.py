@@ -1,0 +1,89 @@
+"""The line of data of a published framework, and what several lines have in common."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class Framework(msgspec.Struct, frozen=True, kw_only=True):
+    """One published framework.
+
+    starts: how its name starts, in lower case.
+    runtime, sharded: the profiles that predict it with ZeRO 0 and 1, and with fully sharded parameters; before_te: with
+        rows older than Transformer Engine. stands_in: those profiles describe another framework.
+    zero: ZeRO stage where none is stated.
+    unfused_until: rows dated before this year and month ran attention without a flash kernel; "9999" for all rows.
+    drops_out: whether models without a gated feed-forward, as GPT-3, are trained with dropout where nothing says so;
+        those of the years before flash kernels were.
+    kernel: the flash-attention kernel where it is not the profile's, as named in the GPU's curve.
+    vocab: where it is not stated and does not follow from the model's shape.
+    lists_ties: rows that untie embedding and head list the option, and others have them tied.
+    sequence_parallel: whether tensor parallelism brings it where that is not stated.
+    pipeline_fills: a pipeline cuts the local batch into as many micro-batches as stages where none is stated.
+    recomputes_in_part: whether some of a rank's blocks are recomputed without others where a row does not say which.
+    policies: of frameworks that checkpoint every block under a policy, those of its recipes by their names in
+        policies.py, the one that keeps most first; a row that states none has the first that fits, the last where none
+        does.
+    shard_nodes: nodes that its recipes shard parameters over where replicas lie beside them, the fewest first; a row
+        that does not say has the first that hold it, the last where none do.
+    interleaves: chunks per pipeline rank at most where they are not stated.
+    changes: numbers of the profile that its recipes set otherwise. since, newer: from that year and month on these too.
+        before: numbers of the profile of before_te; `newer` are of that one too where there is one. changes_sharded:
+        with fully sharded parameters.
+    quantised, half: fields of this line that rows with 8-bit or narrower recipes have otherwise, and that rows in fp16
+        dated before `since` have.
+    precision: where not stated. grad_dtype: gradients as they are accumulated and reduced ("bf16": in 16 bit);
+        sharded_grad_dtype: the same of fully sharded parameters.
+    overlap: "listed" where what a row that lists its overlap does not list was off, "on" for recipes that switch
+        everything on, "grad" for gradients and parameters, "reduce" for gradients only, "hooks" for these only and not
+        behind a pipeline, "off" for none. overlaps_since: rows dated before this year and month reduced gradients after
+        backward.
+    tuned: how a published number was come by where the framework's vendor publishes it, "" if plainly measured.
+    packs_documents: mean tokens of the documents that its fine-tuning recipes pack into a sequence; None: none.
+    trains_mtp: whether its recipes train the modules of multi-token prediction that a model has.
+    source: where the defaults are from.
+    """
+
+    starts: tuple[str, ...]
+    runtime: str
+    sharded: str = "torchtitan"
+    before_te: str = ""
+    stands_in: bool = False
+    zero: int = 1
+    unfused_until: str = ""
+    drops_out: bool = False
+    kernel: str = ""
+    vocab: int | None = None
+    lists_ties: bool = False
+    sequence_parallel: bool = True
+    pipeline_fills: bool = False
+    recomputes_in_part: bool = True
+    policies: tuple[str, ...] = ()
+    shard_nodes: tuple[int, ...] = (1,)
+    interleaves: int = 1
+    changes: dict[str, Any] = {}
+    since: str = "9999"
+    newer: dict[str, Any] = {}
+    before: dict[str, Any] = {}
+    changes_sharded: dict[str, Any] = {}
+    quantised: dict[str, Any] = {}
+    half: dict[str, Any] = {}
+    precision: Literal["bf16", "fp16"] = "bf16"
+    grad_dtype: Literal["fp32", "bf16"] = "fp32"
+    sharded_grad_dtype: Literal["fp32", "bf16"] = "fp32"
+    overlap: Literal["listed", "on", "grad", "reduce", "hooks", "off"] = "grad"
+    overlaps_since: str = ""
+    tuned: str = ""
+    packs_documents: float | None = None
+    trains_mtp: bool = False
+    source: str = "from memory"
+
+
+# FlashAttention's first release; before it every framework materialised the scores (Dao et al. 2022, May 2022; in
+# Megatron-LM behind a switch since 2023, from memory).
+FLASH_USUAL = "2023-01"
+# Without --accumulate-allreduce-grads-in-fp32, which bf16 alone implies, Megatron-LM accumulates and reduces gradients
+# in the parameters' own type (arguments.py and the same file); its fused accumulation of 2022 needed fp32 ones.
+HALF_GRADIENTS = {"grad_dtype": "bf16"}

@@ -1,0 +1,70 @@
+"""PyTorch's own sharding and replicas, the trainers around them, and nanotron."""
+
+from __future__ import annotations
+
+from fivefold.measure.frameworks.line import Framework
+
+# FlashAttention's cross-entropy (csrc/xentropy, from memory): a kernel that reads 16-bit logits for the largest and
+# again for the sum, and one that reads them and writes their gradient.
+_XENTROPY = {"loss_moved_bytes": (4.0, 4.0), "loss_bytes_per_logit": 4}
+
+LINES: tuple[Framework, ...] = (
+    Framework(
+        starts=("torchtitan",),
+        runtime="torchtitan",
+        zero=3,
+        pipeline_fills=True,
+        quantised={"changes": {"quantised_parameters": True}},
+        source="torchtitan's configuration: fully_shard with reshard after forward; as many micro-batches as stages; "
+        "its docs/float8.md (06fe2901ed) gathers parameters in 8 bit",
+    ),
+    Framework(
+        starts=("llm-foundry", "composer", "mosaic"),
+        runtime="torchtitan",
+        stands_in=True,
+        zero=3,
+        kernel="fa1",
+        changes={"gather_copy_bytes": 0.0, "scatter_copy_bytes": 4.0, **_XENTROPY},  # FSDP1, reducing in 16 bit
+        source="the tables are of 2023 and FlashAttention 1 (from memory), but those of H100, for which its benchmarks "
+        "install FlashAttention 2 (submit_benchmarks.py, gpu-flash2, read); Composer's FSDP is FULL_SHARD; the loss is "
+        "FlashAttention's unless a configuration says torch_crossentropy (modeling_mpt.py, loss_fn, read)",
+    ),
+    Framework(
+        starts=("nanotron", "picotron"),
+        runtime="nanotron",
+        zero=1,
+        overlap="reduce",
+        tuned="winner of a sweep",
+        source="nanotron 0.5 and the Ultra-Scale Playbook",
+    ),
+    Framework(
+        starts=("fsdp2", "olmo-core", "open_lm"),
+        runtime="deepspeed",
+        sharded="fsdp",
+        zero=3,
+        source="fully_shard over every rank; without it plain PyTorch replicas, as deepspeed's",
+    ),
+    Framework(
+        starts=("fsdp", "pytorch", "accelerate", "hf ", "transformers", "axolotl", "llama-factory", "olmo"),
+        runtime="deepspeed",
+        sharded="fsdp1",
+        zero=3,
+        source="FullyShardedDataParallel: accelerate's default is fsdp_version 1, and torch.distributed.fsdp had no "
+        "fully_shard before PyTorch 2.6 (from memory)",
+    ),
+    Framework(
+        starts=("ddp",),
+        runtime="deepspeed",
+        sharded="fsdp1",
+        zero=0,
+        source="DistributedDataParallel around plain PyTorch: gradients all-reduced beside backward",
+    ),
+    Framework(
+        starts=("litgpt", "lit-gpt", "lightning"),
+        runtime="deepspeed",
+        sharded="fsdp1",
+        zero=3,
+        changes_sharded={"adamw_update_bytes": 0.0},
+        source="litgpt's pretrain.py: AdamW is fused on GPUs (from memory)",
+    ),
+)

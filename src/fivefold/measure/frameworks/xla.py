@@ -1,0 +1,113 @@
+"""Frameworks that XLA compiles, where their models run on GPUs."""
+
+from __future__ import annotations
+
+from fivefold.measure.frameworks.line import Framework
+
+# What XLA makes of a step: it drops what backward does not need, its programs run without a host between operations,
+# and a weight's gradient is a product that writes 16 bit, as wide as the weight that was cast for it. Collectives of
+# tensor parallelism run beside nothing, even with measured latencies (MaxText issue 1005).
+_XLA = {
+    "checkpoint_stops_early": True,
+    "launch_host_s": 0.0,
+    "op_host_s": 0.0,
+    "group_launch_host_s": 0.0,
+    "wgrad_bytes": 2,
+    "tp_beside_dgrad_hidden": 0.0,
+}
+_SIXTEEN_BIT_GRADIENTS = (
+    "gathers and scatters move BF16 weights and gradients (JAX-Toolbox docs/GPU_performance.md, read at 0f87cf9208)"
+)
+
+LINES: tuple[Framework, ...] = (
+    Framework(
+        starts=("maxtext",),
+        runtime="megatron-fsdp",
+        sharded="megatron-fsdp",
+        stands_in=True,
+        zero=3,
+        recomputes_in_part=False,
+        policies=("minimal_flash", "save_qkv_proj", "full"),
+        shard_nodes=(1, 16),
+        sharded_grad_dtype="bf16",
+        changes=_XLA,
+        tuned="vendor's recipe",
+        source="its GPU configurations: minimal_flash for 7B and 8B (configs/models/gpu/llama2_7b.yml, llama3_8b.yml), "
+        "save_qkv_proj and 16 nodes for 70B (configs/a3/llama_2_70b/bf16/128vm.sh, 3a8163225f; dgxc-benchmarking's "
+        "maxtext/configure.sh, 0b71cfda51), one node for 7B (configs/a3/llama_2_7b/128vm.sh), full for 405B and by "
+        "default (llama3.1_405b.yml, base.yml); most scan over blocks, and one policy holds for all; "
+        f"{_SIXTEEN_BIT_GRADIENTS}",
+    ),
+    Framework(
+        starts=("paxml",),
+        runtime="megatron-fsdp",
+        sharded="megatron-fsdp",
+        stands_in=True,
+        zero=3,
+        recomputes_in_part=False,
+        policies=("save_dot_only", "save_qkv_out_proj", "save_nothing"),
+        shard_nodes=(1, 16),
+        sharded_grad_dtype="bf16",
+        changes=_XLA,
+        overlap="off",
+        tuned="vendor's recipe",
+        source="dgxc-benchmarking's paxml_mod_configs.py and configure.sh (paxml, 143b90dd91): SAVE_DOT_ONLY and one "
+        "node for 5B, SAVE_QKV_OUT_PROJ and 16 nodes for 175B; praxis saves nothing by default. Their container is of "
+        "March 2024: until July XLA ran collectives of scanned blocks under such policies on compute's own stream "
+        "(openxla/xla issue 14397), and the recipe leaves double buffering and measured latencies off; "
+        f"{_SIXTEEN_BIT_GRADIENTS}",
+    ),
+    Framework(
+        starts=("axlearn",),
+        runtime="megatron-fsdp",
+        sharded="megatron-fsdp",
+        stands_in=True,
+        zero=3,
+        recomputes_in_part=False,
+        policies=("minimal_flash", "save_dot_with_context_except_mlp"),
+        shard_nodes=(1, 16),
+        sharded_grad_dtype="bf16",
+        changes=_XLA,
+        source="axlearn's experiments/text/gpt/common.py, update_model_remat_config: with flash attention what "
+        "build_remat_spec names of attention and of the feed-forward, later of attention alone (read; the names, "
+        "projections, context and both linear layers, from memory); fuji.py, 01ebc3ff2c: 8 GPUs of H100 for 7B, 128 "
+        "for 70B",
+    ),
+    Framework(
+        starts=("levanter",),
+        runtime="megatron-fsdp",
+        sharded="megatron-fsdp",
+        stands_in=True,
+        zero=3,
+        recomputes_in_part=False,
+        policies=("full",),
+        sharded_grad_dtype="bf16",
+        changes=_XLA,
+        source="models/llama.py, 02be56f672: gradient_checkpointing=True",
+    ),
+    Framework(
+        starts=("easylm",),
+        runtime="megatron-fsdp",
+        sharded="megatron-fsdp",
+        stands_in=True,
+        zero=3,
+        unfused_until="9999",
+        recomputes_in_part=False,
+        policies=("full",),
+        sharded_grad_dtype="bf16",
+        changes=_XLA,
+        source="models/llama/llama_model.py, 134105f0f9: remat_block='nothing_saveable'; scan_attention=False, which "
+        "materialises the scores",
+    ),
+    Framework(
+        starts=("jax",),
+        runtime="megatron-fsdp",
+        sharded="megatron-fsdp",
+        stands_in=True,
+        zero=3,
+        recomputes_in_part=False,
+        sharded_grad_dtype="bf16",
+        changes=_XLA,
+        source="an FSDP mesh (from memory), as MaxText's",
+    ),
+)

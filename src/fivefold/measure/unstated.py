@@ -1,0 +1,87 @@
+"""What a row leaves unstated, by its framework's line, its other columns and its date."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from fivefold.layout.workload import QUANTISED
+from fivefold.measure.frameworks import Framework, line_of
+from fivefold.measure.runs import Run
+from fivefold.measure.spellings import usual_name, zero_in_name
+from fivefold.measure.words import precision_in_words
+
+# Transformer Engine's modules came to Megatron-LM at the end of 2022 (from memory).
+_TRANSFORMER_ENGINE = "2022-12"
+
+
+def framework_of(run: Run) -> Framework:
+    """The line of a row's framework, by its usual name or by another spelling; OTHER where none is known."""
+    name = usual_name(run.framework or "", run.notes or "")
+    if name == "deepspeed" and (run.tp or 1) * (run.pp or 1) > 1:  # whose 3D parallelism is Megatron's
+        name = "megatron-deepspeed"
+    if name == "nemo" and dated(run) < _TRANSFORMER_ENGINE:  # Megatron-LM's layers, by way of Apex (from memory)
+        name = "megatron"
+    line = line_of(name)
+    kind, _ = precision_of(run, line)
+    half = kind == "fp16" and dated(run) < line.since
+    return msgspec.structs.replace(line, **(line.quantised if kind in QUANTISED else line.half if half else {}))
+
+
+def precision_of(run: Run, line: Framework) -> tuple[str, bool]:
+    """(kind of precision, whether it is stated); where none is, what the published words name, or the line's."""
+    if run.precision_kind not in (None, "unknown"):
+        return str(run.precision_kind), True
+    return precision_in_words(run.precision or "") or line.precision, False
+
+
+def is_before_te(run: Run, line: Framework) -> bool:
+    """Whether a row is of before Transformer Engine, and predicted with the profile of that time."""
+    return bool(line.before_te) and dated(run) < _TRANSFORMER_ENGINE
+
+
+def zero_of(run: Run, line: Framework) -> tuple[int, bool]:
+    """(ZeRO stage, whether it is stated).
+
+    Megatron's distributed optimizer scatters the sums of gradients, which papers call ZeRO-2 (MegaScale); what shards
+    gradients between micro-batches has a line of its own, and behind a pipeline no framework does whose default is
+    less (DeepSpeed refuses it).
+    """
+    named = min(run.zero, 3) if run.zero is not None else zero_in_name(run.framework or "")
+    if named is None and line.zero == 3 and line.runtime == "deepspeed":  # whose configuration files say the stage
+        named = zero_in_name(run.notes or "")
+    if named is not None:
+        whole = line.zero < 2 and (line.runtime == "megatron" or (run.pp or 1) > 1)
+        return (1 if named == 2 and whole else named), True
+    if run.dist_opt is not None and line.zero < 2:
+        return run.dist_opt, True
+    if is_before_te(run, line):
+        return 0, False
+    if line.zero > 1 and line.runtime != line.sharded and (run.pp or 1) > 1:
+        return 1, False  # DeepSpeed and FSDP1 refuse to shard gradients or parameters behind a pipeline
+    return line.zero, False
+
+
+def runtime_of(run: Run, line: Framework) -> tuple[str, bool]:
+    """(profile, whether it stands in for another framework)."""
+    zero, _ = zero_of(run, line)
+    profile = line.sharded if zero >= 2 else line.runtime
+    if zero < 2 and is_before_te(run, line):
+        return line.before_te, True
+    return profile, line.stands_in
+
+
+def has_sequence_parallelism(run: Run, line: Framework) -> bool:
+    """Whether a tensor-parallel row shards sequences too where it does not say so."""
+    return line.sequence_parallel and not is_before_te(run, line)
+
+
+def dated(run: Run) -> str:
+    """Year and month of a row, "YYYY-MM"; containers such as 25.09 count as 2025-09, "9998" where nothing is said."""
+    text = run.source_date or ""
+    found = re.search(r"(20\d\d)(?:[-/.](\d\d)(?!\d))?", text)
+    if found:
+        return f"{found[1]}-{found[2] or '12'}"
+    container = re.search(r"(?<![\d.])v?(2\d)\.(0[1-9]|1[0-2])(?!\d)", f"{text} {run.framework or ''}")
+    return f"20{container[1]}-{container[2]}" if container else "9998"
