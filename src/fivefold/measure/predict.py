@@ -36,12 +36,16 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(case: Case) -> Case:
-    """The case with its open choices made: the most groups that share parameters, the micro-batch that is predicted to
-    be fastest, then the least recomputation, that fit the memory. Nothing measured is looked at."""
+    """The case with its open choices made: the fewest ranks of experts, the most groups that share parameters, the
+    micro-batch that is predicted to be fastest, then the least recomputation, that fit the memory. Nothing measured is
+    looked at."""
     _check_batch(case)
-    makes = {"shard_groups": _most_groups, "micro_batch": _best_micro_batch, "recompute": _least_recompute}
-    if "ep" in case.assumed and case.run.ep is None and case.model.is_moe:
-        case = _with_layout(case, _least_experts(case))
+    makes = {
+        "ep": _fewest_expert_ranks,
+        "shard_groups": _most_groups,
+        "micro_batch": _best_micro_batch,
+        "recompute": _least_recompute,
+    }
     for name in case.open:
         case = makes[name](case)
     return case
@@ -79,8 +83,8 @@ def _least_recompute(case: Case) -> Case:
     return _with_layout(case, _fewest_blocks(case))
 
 
-def _least_experts(case: Case) -> Layout:
-    """The layout with as few expert-parallel ranks as fit with all blocks recomputed, as many as there may be where
+def _fewest_expert_ranks(case: Case) -> Case:
+    """The case with as few expert-parallel ranks as fit with all blocks recomputed, as many as there may be where
     none do."""
     layout, ranks = case.layout, case.cluster.gpus // case.layout.pp
     experts = max(block.feed.num_experts for block in case.model.kinds if isinstance(block.feed, Experts))
@@ -91,7 +95,7 @@ def _least_experts(case: Case) -> Layout:
     ]
     fits = _fits(case, all_sizes)
     best = next((one for one, fit in zip(all_sizes, fits, strict=True) if fit), all_sizes[-1])
-    return msgspec.structs.replace(best, recompute=layout.recompute)
+    return _with_layout(case, msgspec.structs.replace(best, recompute=layout.recompute))
 
 
 def _fewest_blocks(case: Case) -> Layout:

@@ -1,0 +1,224 @@
+"""The layout of a published run: what the row states, and by its framework's rules what it does not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fivefold.layout import Layout, Recompute
+from fivefold.layout.layout import RECOMPUTE_MODULES, Overlap, RecomputeModule
+from fivefold.layout.workload import QUANTISED
+from fivefold.measure.frameworks import Framework
+from fivefold.measure.policies import stated_policy
+from fivefold.measure.recipes import options_of
+from fivefold.measure.runs import Run
+from fivefold.measure.schedules import DUALPIPE, V_SHAPED, schedule_of, schedules_of
+from fivefold.measure.unstated import (
+    dated,
+    has_sequence_parallelism,
+    precision_of,
+    runtime_of,
+    zero_of,
+)
+from fivefold.measure.words import (
+    is_ulysses,
+    recompute_kind,
+    shard_groups,
+    trains_adapters,
+)
+from fivefold.model.spec import ModelSpec
+from fivefold.runtime import load_runtime
+
+_LARGE_BUBBLE, _MOST_CHUNKS = 0.25, 12
+
+
+def layout_of(
+    run: Run, model: ModelSpec, line: Framework, runtime: str, assumed: set[str]
+) -> tuple[Layout, tuple[int, ...]]:
+    """The layout, and the numbers of groups that may share its parameters."""
+    tp, pp = int(run.tp or 1), run.pp or 1
+    moe = model.is_moe
+    for field in ("cp", "pp") + (("ep",) if moe else ()):
+        if getattr(run, field) is None:
+            assumed.add(field)
+    if tp > 1 and run.sp is None:
+        assumed.add("sequence_parallel")
+    zero, stated = zero_of(run, line)
+    if not stated:
+        assumed.add("zero")
+    vpp = _chunks(run, pp, model, line, assumed)
+    groups = shard_groups(run, zero, runtime, line.shard_nodes)
+    if groups[1:]:
+        assumed.add("shard_groups")
+    layout = Layout(
+        tp=tp,
+        cp=run.cp or 1,
+        cp_kind="a2a" if (run.cp or 1) > 1 and is_ulysses(run, runtime) else "p2p",
+        pp=pp,
+        vpp=vpp,
+        **_expert_degrees(run, tp, pp, moe, line, assumed),
+        zero=_stage(zero, pp, runtime),
+        dp_replicate=groups[0],
+        sequence_parallel=(has_sequence_parallelism(run, line) if run.sp is None else bool(run.sp)) and tp > 1,
+        micro_batch=_micro_batch(run, line, assumed),
+        schedule=schedule_of(run, pp, vpp, assumed),
+        recompute=_recompute(run, model, line, assumed),
+        overlap=_overlap(run, model, line, assumed),
+        **_stages(run, model, vpp, line, assumed),
+    )
+    return layout, groups
+
+
+def _stage(zero: int, pp: int, runtime: str) -> int:
+    """The profile's stage that a published one is: replicas where it shards nothing fully, and with a pipeline
+    torchtitan keeps what it has gathered (fsdp_reshard_after_forward's default), as ZeRO-2 does."""
+    if load_runtime(runtime).sharding != "fully_sharded":
+        return min(zero, 1)
+    return 2 if runtime == "torchtitan" and pp > 1 else max(zero, 2)
+
+
+def _chunks(run: Run, pp: int, model: ModelSpec, line: Framework, assumed: set[str]) -> int:
+    """Chunks per rank: as published where a pipeline can have them, else as many equal ones as the framework's usual
+    recipes have."""
+    if pp == 1:
+        return 1
+    if run.vpp is None:
+        assumed.add("vpp")
+    named = schedules_of(run)
+    usual = 2 if re.search(r"\binterleaved", run.notes or "", re.IGNORECASE) else 1
+    sequences = (run.mbs or 1) * max((run.gpus or 1) // ((run.tp or 1) * (run.cp or 1) * pp), 1)
+    micro_batches = (run.gbs or 1) // sequences
+    # Whom a bubble costs a quarter of a step interleaves where his framework can, unless he says 1F1B.
+    can = "interleaved" in load_runtime(runtime_of(run, line)[0]).schedules and not line.pipeline_fills
+    plain = re.search(r"\b1f1b\b", run.notes or "", re.IGNORECASE)
+    large = (pp - 1) / max(micro_batches, 1) > _LARGE_BUBBLE
+    most = _MOST_CHUNKS if can and large and not plain else line.interleaves
+    if _is_bridge(run):  # whose tables have a column for it: its recipes interleave where they set it (read)
+        most = 1
+    # Embedding and head take a block's place each where only that makes equal stages.
+    places = next((places for places in (model.layers, model.layers + 2) if places % pp == 0), None)
+    if most > 1 and places is not None:
+        usual = max(v for v in range(1, most + 1) if places // pp % v == 0)
+    vpp = run.vpp or (V_SHAPED.get(named[0], 1) if named else usual)
+    # Interleaving runs micro-batches in groups of pp; a batch that has no whole groups is priced without.
+    whole_groups = micro_batches % pp == 0
+    if vpp > 1 and not whole_groups:
+        assumed.add("vpp")
+    return vpp if pp * vpp <= model.layers + 2 and whole_groups else 1
+
+
+def _is_bridge(run: Run) -> bool:
+    return "bridge" in (run.framework or "").lower()
+
+
+def _micro_batch(run: Run, line: Framework, assumed: set[str]) -> int:
+    """As published; else what its framework makes of the local batch, or the largest that `choose` finds to fit."""
+    pp, replicas = run.pp or 1, max((run.gpus or 1) // ((run.tp or 1) * (run.cp or 1) * (run.pp or 1)), 1)
+    local = max((run.gbs or 1) // replicas, 1)
+    if run.mbs is not None and local % run.mbs == 0:
+        return run.mbs
+    assumed.add("micro_batch")
+    if run.mbs is not None:  # the last micro-batch of a step is a smaller one: all are taken to be as large as divides
+        return next(size for size in range(min(run.mbs, local), 0, -1) if local % size == 0)
+    return max(local // pp, 1) if line.pipeline_fills else 1
+
+
+def _stages(run: Run, model: ModelSpec, vpp: int, line: Framework, assumed: set[str]) -> dict[str, Any]:
+    """How blocks lie on the pipeline: evenly, unless the framework is known to do otherwise.
+
+    nanotron's profile has a split of its own. On Megatron-Core, models such as Llama 3.1 405B (126 blocks) run with
+    embedding and head counted as a block each; where modules of multi-token prediction are trained, they and the head
+    lie on the last stage, with fewer blocks (set_deepseek_v3_pipeline_model_parallel_layout
+    of Megatron-Bridge's recipes: 16, 16, 16 and 13 of 61). So are blocks there that do not divide otherwise
+    (_get_kimi_k2_pipeline_layout).
+    """
+    pp = run.pp or 1
+    if pp == 1:
+        return {}
+    if (run.framework or "").lower().startswith("nanotron"):
+        assumed.add("stages")
+        return {}
+    uneven = model.layers % (pp * vpp) > 0
+    both = uneven and (model.layers + 2) % (pp * vpp) == 0
+    if line.trains_mtp and (model.mtp or (uneven and not both)):
+        beside = model.mtp + 1 if model.mtp else 0
+        fewer = -(model.layers + beside) % (pp * vpp) + beside
+        fullest = (model.layers + fewer) // pp
+        if fullest > fewer:
+            assumed.add("stages")
+            return {"last_stage_layers": fullest - fewer}
+    if both:
+        assumed.add("stages")
+        return {"account_for_embedding": True, "account_for_loss": True}
+    return {}
+
+
+def _expert_degrees(run: Run, tp: int, pp: int, moe: bool, line: Framework, assumed: set[str]) -> dict[str, int]:
+    """Experts' degrees; where the ranks of a stage hold no such groups, of single experts' ranks, of the most that they
+    hold: sources count the ranks of a pipeline or of replicas in them."""
+    if not moe:
+        return {"ep": 1, "etp": 1}
+    ep, etp, ranks = run.ep or 1, _etp(run, tp, line, assumed), (run.gpus or 1) // pp
+    if ranks % (ep * etp):
+        assumed.update(("ep", "etp"))
+        etp = 1
+        ep = next(size for size in range(min(ep, ranks), 0, -1) if ranks % size == 0)
+    return {"ep": ep, "etp": etp}
+
+
+def _etp(run: Run, tp: int, line: Framework, assumed: set[str]) -> int:
+    """As published; else what Megatron-Core makes of none, the tensor-parallel ranks, where its own or NeMo's rows do
+    not say (arguments.py, --expert-tensor-parallel-size, from memory); Megatron-Bridge's recipes set 1 (read)."""
+    if run.etp is not None:
+        return run.etp
+    assumed.add("etp")
+    own = line.runtime == "megatron" and (not line.stands_in or line.starts == ("primus",)) and not _is_bridge(run)
+    return tp if own or (run.ep or 1) == 1 else 1
+
+
+def _recompute(run: Run, model: ModelSpec, line: Framework, assumed: set[str]) -> Recompute:
+    kind = recompute_kind(run)
+    if line.policies and kind != "none" and stated_policy(run) is not None:
+        return Recompute(kind="full")  # but for what the policy keeps
+    if kind == "unknown":
+        assumed.add("recompute")
+        return Recompute()
+    text = (run.recompute or "").lower()
+    layers = re.search(r"block num_layers=(\d{1,5})\b|\bblock\b[^;]{0,30}?\b(\d{1,5}) (?:transformer )?layers\b", text)
+    if kind == "full":
+        return Recompute(kind="full", layers=int(layers[1] or layers[2]) if layers else None)
+    if kind == "none":
+        return Recompute()
+    if line.runtime == "torchtitan":
+        return Recompute(kind="selective")  # of single operations
+    modules: list[RecomputeModule] = [name for name in RECOMPUTE_MODULES if re.search(rf"\b{name}\b", text)]
+    return Recompute(kind="selective", modules=tuple(modules))
+
+
+def _overlap(run: Run, model: ModelSpec, line: Framework, assumed: set[str]) -> Overlap:
+    """What runs beside compute: as listed where the source lists it, else by the framework's line."""
+    text = run.overlap or ""
+    listed = line.overlap == "listed" and bool(text)
+    if not listed and (run.dp != 1 or run.tp != 1):
+        assumed.add("overlap")
+    # nanotron reduces from hooks without ZeRO, and after backward with it.
+    on = line.overlap != "off" and not (line.overlap == "reduce" and zero_of(run, line)[0])
+    on = on and dated(run) >= line.overlaps_since and not (line.overlap == "hooks" and (run.pp or 1) > 1)
+    # Papers name a run by its techniques, in the notes.
+    named = bool(re.search(r"--tp-comm-overlap|\basync ?tp\b", f"{text} {run.notes}", re.IGNORECASE))
+    # NeMo's recipes for adapters overlap tensor parallelism in 8 bit only (finetune_llama3_70b.py of its
+    # scripts/performance/llm, read at 002556137f).
+    plain = trains_adapters(run) and precision_of(run, line)[0] not in QUANTISED
+    # Nor do Megatron-Bridge's for mixtures (tp_comm_overlap=False in deepseek_v3.py and kimi_k2.py of its recipes, no
+    # comm_overlap in h100/qwen3_moe.py and nemotron_3_super.py, read).
+    plain = plain or (model.is_moe and _is_bridge(run))
+    return Overlap(
+        grad="overlap-grad-reduce" in text if listed else on,
+        param="overlap-param-gather" in text
+        if listed
+        else (None if on and line.overlap not in ("reduce", "hooks") else False),
+        tp=named or (line.overlap == "on" and (run.tp or 1) > 1 and run.sp != 0 and not plain),
+        ep="overlap-moe-expert-parallel-comm" in text
+        or "moe_a2a_overlap=True" in options_of(run, line)
+        or DUALPIPE.search(f"{run.framework} {run.notes}") is not None,
+    )
