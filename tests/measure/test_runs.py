@@ -91,7 +91,8 @@ def test_other_columns_are_counted_as_unused(tmp_path):
         ('id,model\na-1,"open\n', "line 2", "quoting"),
         ("", "line 1", "no column id"),
         (b"id,model\na-1,\xff\n", "line 2", "UTF-8"),
-        (f"id,model\na-1,{'x' * 30_000}\n", "column model", "characters"),
+        (f"id,notes\na-1,{'x' * 30_000}\n", "column notes", "characters"),
+        (f"id,gpu\na-1,{'H100 96GB ' * 110}\n", "column gpu", "characters"),
         (f"id,model\na-1,{'x' * 200_000}\n", "line 2", "quoting"),
     ],
 )

@@ -79,7 +79,7 @@ def _is_compiled(run: Run, line: Framework) -> bool:
         return False
     if re.search("compile|thunder", f"{run.framework} {run.notes} {run.overlap}", re.IGNORECASE):
         return True
-    asynchronous = re.search(r"async\w*[- ]*TP", f"{run.notes} {run.overlap}", re.IGNORECASE) is not None
+    asynchronous = re.search(r"async\w{0,20}[- ]{0,3}TP", f"{run.notes} {run.overlap}", re.IGNORECASE) is not None
     return asynchronous or precision_of(run, line)[0] in QUANTISED
 
 

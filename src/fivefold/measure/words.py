@@ -35,7 +35,7 @@ _RECOMPUTATION: tuple[tuple[str, str], ...] = (
 )
 _DENIED = (
     r"\b(?:no|not|non|without|w/o)[ -](?:\w+[ -])?(?:{0})\w*"
-    r"|(?:{0})\w*(?: is| are)?[ =:]{{1,3}}(?:(?:off|disabled|false|none)\b|no$)"
+    r"|(?:{0})\w{{0,40}}(?: is| are)?[ =:]{{1,3}}(?:(?:off|disabled|false|none)\b|no$)"
 )
 
 
