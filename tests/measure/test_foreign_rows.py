@@ -232,6 +232,8 @@ def test_sizes_that_no_model_has_are_refused(hidden, billions):
         ("v5litepod-256", "tpu-v5e"),
         ("v5p-1024", "tpu-v5p"),
         ("trn1.32xlarge", "trainium"),
+        ("TPU v7x-128", "tpu-v7x"),
+        ("TPU v5p-1792", "tpu-v5p"),
         ("AWS Trainium2", "trainium2"),
         ("Intel Data Center GPU Max 1550", "max-1550-tile"),
         ("Ascend 910", "ascend-910a"),

@@ -65,7 +65,7 @@ _GPUS: tuple[tuple[str, str, bool], ...] = (
     (r"L40", "l40s", False),
     (r"(GAUDI|HPU) ?-?2|HL-?225", "gaudi2", False),
     (r"GAUDI ?-?3|HL-?325", "gaudi3", False),
-    (r"IRONWOOD|TPU.*V?7|V7X-\d", "tpu-v7x", False),
+    (r"IRONWOOD|TPU[- ]?V?7(?!\d)|^V7X-\d", "tpu-v7x", False),
     (r"V6E|TRILLIUM|TPU.*V6", "tpu-v6e", False),
     (r"V5P", "tpu-v5p", False),
     (r"V5 ?E|V5 ?LITE|TPU.*V5", "tpu-v5e", False),
