@@ -57,6 +57,7 @@ def _block(**changes) -> Any:
         ("Hugging Face Transformers Trainer", "fsdp1", 3),
         ("FSDP1", "fsdp1", 3),
         ("PyTorch FSDP2", "fsdp", 3),
+        ("FSDP-256", "fsdp1", 3),
         ("torch FSDP SHARD_GRAD_OP", "fsdp1", 2),
         ("PyTorch DDP", "deepspeed", 0),
         ("torchtune", "fsdp", 3),
@@ -87,6 +88,8 @@ def test_frameworks_under_other_spellings(framework, runtime, zero):
         ("ms-swift", "DeepSpeed", "deepspeed-zero", 3),
         ("Axolotl", "fsdp_version: 2", "fsdp", 3),
         ("Axolotl", None, "fsdp1", 3),
+        ("PyTorch FSDP", "1.3x faster than DDP", "fsdp1", 3),
+        ("PyTorch FSDP", "NO_SHARD", "deepspeed", 0),
         ("Megatron-LM", "compared with DeepSpeed ZeRO-3", "megatron", 1),
     ],
 )
@@ -137,7 +140,8 @@ def test_hybrid_shards_lie_inside_a_node():
     assert _case(framework="PyTorch FSDP").layout.dp_replicate == 1
     for words, groups in (("4 replica groups", 4), ("HSDP, 2 groups of 32", 2), ("dp_shard=16", 4), ("8 groups", 1)):
         assert _case(framework="PyTorch FSDP", notes=words).layout.dp_replicate == groups
-    assert _case(framework="PyTorch FSDP", notes="full sharding, 8 nodes; GQA with 8 groups").layout.dp_replicate == 1
+    for words in ("full sharding, 8 nodes; GQA with 8 groups", "query heads in 8 groups of 4 heads"):
+        assert _case(framework="PyTorch FSDP", notes=words).layout.dp_replicate == 1
 
 
 def test_a_frozen_model_may_be_held_in_4_bits():
@@ -145,7 +149,8 @@ def test_a_frozen_model_may_be_held_in_4_bits():
     lora, qlora = (_case(**row, notes=notes).work for notes in ("LoRA", "QLoRA, 4-bit"))
     assert (lora.base_precision, qlora.base_precision) == ("compute", "nf4")
     assert (qlora.trained, qlora.lora is not None) == ("adapters", True)
-    assert _case(**row, notes="QLoRA", precision="nf4 4-bit", precision_kind=None).work.precision == "bf16"
+    for words in ("nf4 4-bit", "bf16, 4-bit base", "4-bit"):
+        assert _case(**row, notes="QLoRA", precision=words, precision_kind=None).work.precision == "bf16"
     assert _case(**row, notes="4-bit optimizer").work.base_precision == "compute"
 
 
@@ -535,6 +540,8 @@ def test_dense_blocks_before_those_with_experts_are_as_many_as_a_row_says():
     first, rest = _case(**moe).model.runs
     assert (first.count, first.block.feed.ffn, rest.count) == (2, 14336, 30)  # type: ignore[union-attr]
     assert len(_case(notes="1 dense").model.runs) == 1
+    for notes in ("9 dense PFLOPS", "2.5 dense PFLOP/s a GPU"):  # of the GPU
+        assert len(_case(**moe | {"notes": notes}).model.runs) == 1
 
 
 def test_an_encoder_over_patches_is_priced_as_the_decoder_of_its_sizes():

@@ -313,6 +313,7 @@ DEEPSEEK = {
     [
         ("Megatron-Bridge", None, 1), ("NeMo/Megatron-Core", None, 1), ("HAI-LLM", None, 1), ("Megatron-LM", None, 0),
         ("Megatron-LM", "with MTP", 1), ("Megatron-Bridge", "without MTP", 0), ("torchtitan", None, 0),
+        ("Megatron-LM", "bias=yes; mtp=; moe", 0), ("Megatron-Bridge", "mtp=0", 0),
     ],
 )  # fmt: skip
 def test_recipes_train_the_modules_of_multi_token_prediction(framework, notes, modules):

@@ -59,7 +59,8 @@ _OTHER = re.compile(
 _LATENT = LatentAttention(heads=1, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
 _QUERY_RANK, _QUERY_RANK_FROM = 1536, 5120
 _DENSE_FIRST = re.compile(
-    r"(?:dense_layers|first_k_dense(?:_replace)?)\W{1,3}(\d{1,3})\b|\b(\d{1,3}) dense(?: layers?| blocks?)?\b(?! gpus)",
+    r"(?:dense_layers|first_k_dense(?:_replace)?)\W{1,3}(\d{1,3})\b"
+    r"|(?<![\d.,])(\d{1,3}) dense(?: layers?| blocks?)?\b(?! ?(?:gpus|[tpe]-?flop|[tpe]f))",
     re.IGNORECASE,
 )
 # What published and computed numbers of parameters of one model differ by at most, as a logarithm: sources round, and
@@ -137,8 +138,9 @@ def _with_modules(run: Run, known: ModelSpec, assumed: set[str]) -> ModelSpec:
     """A whole model of the catalogue with its modules of multi-token prediction, where the row says that they are
     trained, or the framework's recipes do and the row does not deny it."""
     words = (run.notes or "").lower()
+    words = re.sub(r"\bmtp=(?=\s*(?:[;,]|$))", " ", words)  # a list's blank says nothing
     said = bool(re.search(r"\bmtp\b", words))
-    trained = said if said else framework_of(run).trains_mtp
+    trained = not re.search(r"\bmtp\W{1,3}0(?![.\d])", words) if said else framework_of(run).trains_mtp
     modules = _modules(known.name)
     if not trained or denied(r"\bmtp\b").search(words) or known.mtp or not modules:
         return known

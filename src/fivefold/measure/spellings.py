@@ -16,14 +16,14 @@ _SPELLINGS: tuple[tuple[str, str], ...] = tuple(
     (rf"(?i){pattern}", name)
     for pattern, name in (
         (r"torch-?titan|simple-?fsdp", "torchtitan"),
-        (r"automodel|torch-?tune|\blingua\b|fsdp-?2(?!\+)|\bprime\b|opendiloco|veomni|vescale", "fsdp2"),
+        (r"automodel|torch-?tune|\blingua\b|fsdp-?2(?![+\d])|\bprime\b|opendiloco|veomni|vescale", "fsdp2"),
         (r"megatron.{0,8}fsdp", "fsdp of megatron"),
         (r"metaseq", "metaseq"),
         (r"primus", "primus"),
         (r"megatron.*deep-?speed|deep-?speed.*megatron", "megatron-deepspeed"),
         (r"megatron.?bridge|\bnemo\b", "nemo"),
         (r"neuron|nxd|trainium", "jax"),
-        (r"megatron-?lm ci", "megatron-lm ci"),
+        (r"megatron-?lm ci\b", "megatron-lm ci"),
         (r"mlperf.*nvidia|nvidia.*mlperf", "nemo"),  # its submissions are NeMo's recipes (from memory)
         (r"^megatron[- ]?core|\bmcore\b", "megatron-core"),
         (r"megatron|mindspeed|modellink|megascale|flagscale", "megatron"),
@@ -83,3 +83,8 @@ def zero_in_name(framework: str) -> int | None:
         if found:
             return stage if stage >= 0 else int(found[1])
     return None
+
+
+def zero_in_notes(notes: str) -> int | None:
+    """The ZeRO stage that notes state: not where they name other replicas only, which a run is compared with."""
+    return zero_in_name(re.sub(r"(?i)\bddp\b|\bgemini\b", " ", notes))

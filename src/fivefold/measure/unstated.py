@@ -9,8 +9,8 @@ import msgspec
 from fivefold.layout.workload import QUANTISED
 from fivefold.measure.frameworks import Framework, line_of
 from fivefold.measure.runs import Run
-from fivefold.measure.spellings import usual_name, zero_in_name
-from fivefold.measure.words import precision_in_words
+from fivefold.measure.spellings import usual_name, zero_in_name, zero_in_notes
+from fivefold.measure.words import precision_in_words, trains_adapters
 
 # Transformer Engine's modules came to Megatron-LM at the end of 2022 (from memory).
 _TRANSFORMER_ENGINE = "2022-12"
@@ -33,7 +33,10 @@ def precision_of(run: Run, line: Framework) -> tuple[str, bool]:
     """(kind of precision, whether it is stated); where none is, what the published words name, or the line's."""
     if run.precision_kind not in (None, "unknown"):
         return str(run.precision_kind), True
-    return precision_in_words(run.precision or "") or line.precision, False
+    text = run.precision or ""
+    if trains_adapters(run):  # what is in 4 bits is the frozen model
+        text = re.sub(r"\b4-?bit\b", " ", text, flags=re.IGNORECASE)
+    return precision_in_words(text) or line.precision, False
 
 
 def is_before_te(run: Run, line: Framework) -> bool:
@@ -50,7 +53,7 @@ def zero_of(run: Run, line: Framework) -> tuple[int, bool]:
     """
     named = min(run.zero, 3) if run.zero is not None else zero_in_name(run.framework or "")
     if named is None and line.zero == 3 and line.runtime == "deepspeed":  # whose configuration files say the stage
-        named = zero_in_name(run.notes or "")
+        named = zero_in_notes(run.notes or "")
     if named is not None:
         whole = line.zero < 2 and (line.runtime == "megatron" or (run.pp or 1) > 1)
         return (1 if named == 2 and whole else named), True

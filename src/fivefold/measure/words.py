@@ -101,7 +101,12 @@ def is_ulysses(run: Run, runtime: str) -> bool:
     return bool(re.search(r"\bcp\w*\W{1,3}a2a\b|ulysses", words)) or runtime.startswith("deepspeed")
 
 
-_GROUPS = re.compile(r"\b(\d{1,6}) (?:replica|replicate|hsdp|dp) groups\b|\b(\d{1,6}) groups of \d", re.IGNORECASE)
+# Experts and heads lie in groups too.
+_GROUPS = re.compile(
+    r"\b(\d{1,6}) (?:replica|replicate|hsdp|dp) groups\b"
+    r"|\b(\d{1,6}) groups of \d{1,6}\b(?! (?:\w{1,20} )?(?:experts?|heads?|layers?|blocks?|tokens?)\b)",
+    re.IGNORECASE,
+)
 _SHARDS = re.compile(
     r"\b(?:dp_shard|(?:shard|sharding)[_ ](?:degree|size|group(?:[_ ]size)?))\D{0,3}(\d{1,6})\b", re.IGNORECASE
 )
