@@ -232,13 +232,13 @@ def test_sizes_that_no_model_has_are_refused(hidden, billions):
         ("HL-225", "gaudi2"),
         ("TPU v3", "tpu-v3"),
         ("TPU7x (Ironwood)", "tpu-v7x"),
+        ("TPU v7x-128", "tpu-v7x"),
+        ("TPU v5p-1792", "tpu-v5p"),
         ("Ascend 910C", "ascend-910c-die"),
         ("Atlas 900 A3 SuperPoD", "ascend-910c-die"),
         ("v5litepod-256", "tpu-v5e"),
         ("v5p-1024", "tpu-v5p"),
         ("trn1.32xlarge", "trainium"),
-        ("TPU v7x-128", "tpu-v7x"),
-        ("TPU v5p-1792", "tpu-v5p"),
         ("AWS Trainium2", "trainium2"),
         ("Intel Data Center GPU Max 1550", "max-1550-tile"),
         ("Ascend 910", "ascend-910a"),
@@ -578,6 +578,7 @@ def test_an_encoder_is_priced_as_the_decoder_of_its_sizes():
         ({"tp": 2, "pp": None, "dp": 8}, "pp", {"tp": 2, "pp": 4, "cp": 1}),
         ({"tp": 2, "pp": 2, "cp": None, "dp": 8}, "cp", {"tp": 2, "pp": 2, "cp": 2}),
         ({"tp": 2, "pp": None, "cp": None, "dp": 32}, "pp", {"tp": 2, "pp": 1, "cp": 1}),
+        ({"framework": "PyTorch HSDP", "pp": None, "cp": None, "dp": 8}, "dp", {"pp": 1, "cp": 1, "gpus": 64}),
         ({"tp": 2, "dp": 64}, "dp", {"tp": 2, "gpus": 64}),
         ({"gbs": None, "mbs": 2}, "gbs", {"batch": 128}),
         ({"gbs": 4_194_304}, "gbs", {"batch": 1024}),
@@ -604,6 +605,8 @@ def test_experts_are_spread_over_as_few_ranks_as_fit_where_that_is_not_stated():
     tight, roomy = (choose(_case(**row, gpu=gpu)).layout for gpu in ("H100-80GB-SXM", "MI325X"))
     assert (tight.ep, roomy.ep) == (8, 2)  # 6 bytes of each of 46.7e9 parameters, and the sharded rest
     assert choose(_case(**row | {"ep": 1}, gpu="H100-80GB-SXM")).layout.ep == 1
+    stated = choose(_case(**row | {"etp": 2, "tp": 2, "gpus": 8, "gbs": 8}, gpu="H100-80GB-SXM")).layout
+    assert (stated.ep, stated.etp) == (4, 2)
 
 
 def test_dies_are_the_devices_of_cards_that_have_two():

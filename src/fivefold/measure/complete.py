@@ -9,6 +9,7 @@ import re
 import msgspec
 
 from fivefold.measure.runs import Run
+from fivefold.measure.unstated import framework_of, zero_of
 
 # No published batch has so many sequences; GPT-3's of 3.2 million is in tokens.
 _MOST_SEQUENCES = 100_000
@@ -60,8 +61,9 @@ def _degrees(run: Run, assumed: set[str]) -> dict[str, int | None]:
 
 
 def _with_missing_axis(run: Run, assumed: set[str]) -> Run:
-    """The row with the pipeline, or else the context-parallel ranks, that the other degrees leave."""
-    if run.gpus is None or run.tp is None or run.dp is None:
+    """The row with the pipeline, or else the context-parallel ranks, that the other degrees leave. Where parameters are
+    fully sharded without a pipeline, replicas of the shard groups that sources call dp are left."""
+    if run.gpus is None or run.tp is None or run.dp is None or _shards_without_pipeline(run):
         return run
     left, odd = divmod(run.gpus, run.tp * run.dp * (run.cp or 1) * (run.pp or 1))
     missing = next((name for name in ("pp", "cp") if getattr(run, name) is None), None)
@@ -69,6 +71,11 @@ def _with_missing_axis(run: Run, assumed: set[str]) -> Run:
         return run
     assumed.add(missing)
     return msgspec.structs.replace(run, **{missing: left})
+
+
+def _shards_without_pipeline(run: Run) -> bool:
+    line = framework_of(run)
+    return zero_of(run, line)[0] >= 2 and line.runtime == "deepspeed"
 
 
 def _usual_seq(run: Run) -> int:

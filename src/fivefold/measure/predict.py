@@ -88,9 +88,12 @@ def _fewest_expert_ranks(case: Case) -> Case:
     none do."""
     layout, ranks = case.layout, case.cluster.gpus // case.layout.pp
     experts = max(block.feed.num_experts for block in case.model.kinds if isinstance(block.feed, Experts))
-    sizes = [size for size in range(1, experts + 1) if experts % size == 0 and ranks % size == 0]
+    whole = layout.etp if case.run.etp is not None else 1  # each expert's ranks, of several groups
+    sizes = [size for size in range(1, experts + 1) if experts % size == 0 and ranks % (size * whole) == 0]
     all_sizes = [
-        msgspec.structs.replace(layout, ep=size, etp=layout.etp if size == 1 else 1, recompute=Recompute(kind="full"))
+        msgspec.structs.replace(
+            layout, ep=size, etp=layout.etp if size == 1 else whole, recompute=Recompute(kind="full")
+        )
         for size in sizes
     ]
     fits = _fits(case, all_sizes)
