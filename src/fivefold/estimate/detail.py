@@ -17,7 +17,7 @@ from fivefold.estimate.kernel import Kernel, Problem
 from fivefold.estimate.ledger import Ledger
 from fivefold.estimate.plans import piece_names
 from fivefold.estimate.price import COMMUNICATION, OWNERS
-from fivefold.estimate.recomputed import belongs, by_operations, runs_again
+from fivefold.estimate.recomputed import belongs, by_operations, kept_beside_input, runs_again
 from fivefold.estimate.result import (
     Memory,
     Mfu,
@@ -133,8 +133,9 @@ class Detail:
                 label = row.name if self.kernel.blocks == 1 else f"{names[index]}: {row.name}"
                 found[label] = found.get(label, 0.0) + _first(row.bytes) * plain[index] + size * again[index]
             if self.kind == "full" and again[index]:
-                inputs = _first(ledger.input_bytes) * again[index]
-                found["checkpointed block inputs"] = found.get("checkpointed block inputs", 0.0) + inputs
+                kept = kept_beside_input(ledger, self.problem.runtime, self.problem.work)
+                for name, sizes in (("checkpointed block inputs", [ledger.input_bytes]), ("kept by a policy", kept)):
+                    found[name] = found.get(name, 0.0) + sum(map(_first, sizes)) * again[index]
         found["logits and loss"] = float(worst.breakdown["logits"])
         top = sorted(found.items(), key=lambda item: -item[1])[:_LARGEST_SHOWN]
         return tuple(Tensor(name=name, bytes=int(size)) for name, size in top if size >= 1)
