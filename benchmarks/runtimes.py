@@ -93,6 +93,7 @@ WHY: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("activations: input_norm.s", ("layernorm_statistic_bytes",), "mean and deviation of a norm"),
     ("activations: feed_norm.s", ("layernorm_statistic_bytes",), "likewise"),
     ("activations: final_norm.s", ("layernorm_statistic_bytes",), "likewise"),
+    ("activations: repeated keys and values", ("repeats_keys_and_values",), "copied for every query head, or not"),
     ("activations:", ("gathered_inputs_kept",), "what sequence parallelism gathered is kept, or gathered again; "
      "fivefold keeps tokens and targets too"),
 )  # fmt: skip
