@@ -137,6 +137,19 @@ def test_numbers_with_their_multiples_units_and_remarks(tmp_path, column, cell, 
     assert getattr(row, column) == (number if number is None else pytest.approx(number))
 
 
+@pytest.mark.parametrize(
+    ("column", "cell", "problem"),
+    [
+        ("gbs", "65536 tokens", "counts tokens"), ("mbs", "8K tok", "counts tokens"),
+        ("peak_mem_gb", "12 t", "finite number"), ("step_time_s", "80 m", "finite number"),
+        ("zero", "stage 12", "finite number"), ("zero", "zero" + "-" * 19_000, "finite number"),
+    ],
+)  # fmt: skip
+def test_numbers_of_another_thing_are_a_mistake(tmp_path, column, cell, problem):
+    with pytest.raises(FivefoldError, match=problem):
+        read_runs(_write(tmp_path, f"id,{column}\na-1,{cell}\n"))
+
+
 @pytest.mark.parametrize("cell", ["two", "4k x", "1-2", "2/4", "k", "~", "(4)", "0x10", "zero"])
 def test_what_is_no_number_is_still_a_mistake(tmp_path, cell):
     with pytest.raises(FivefoldError, match="finite number"):

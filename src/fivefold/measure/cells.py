@@ -33,9 +33,14 @@ _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 _BINARY = {"k": 2.0**10, "m": 2.0**20, "b": 2.0**30}
 _DECIMAL = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _BILLIONS = {"m": 1e-3, "b": 1.0, "t": 1e3}
-_MULTIPLES = {"seq": _BINARY, "gbs": _BINARY, "hidden": _BINARY, "ffn": _BINARY, "params_b": _BILLIONS}
+_MULTIPLES: dict[str, dict[str, float]] = {
+    "seq": _BINARY, "gbs": _BINARY, "hidden": _BINARY, "ffn": _BINARY, "params_b": _BILLIONS,
+    "peak_mem_gb": {}, "step_time_s": {}, "d_step_time_s": {},
+}  # fmt: skip
 _UNITS = {"ms": 1e-3, "mib": 2.0**-10, "mb": 1e-3}
-_STAGE = re.compile(r"(?:zero|stage)[-_ ]*(?:stage|dp)?[-_ ]*([0-3])", re.IGNORECASE)
+# No published batch has so many sequences; GPT-3's of 3.2 million is in tokens.
+MOST_SEQUENCES = 100_000
+_STAGE = re.compile(r"(?:zero|stage)[-_ ]{0,3}(?:stage|dp)?[-_ ]{0,3}([0-3])(?!\d)", re.IGNORECASE)
 # Degrees of which 0 means that the axis is off.
 _OFF_AT_ZERO = ("cp", "vpp", "ep", "etp")
 _MAY_BE_ZERO = (*_FLAGS, "zero", "shared_experts", "experts", "topk", "moe_ffn")
@@ -102,6 +107,9 @@ def _number(cell: str, name: str, place: str) -> float:
         number = _written(cell, name)
     if not math.isfinite(number):
         raise mistake(place, f"{cell[:80]!r} is not a finite number", "give a number, or nothing where not stated")
+    sequences = name == "mbs" or (name == "gbs" and number <= MOST_SEQUENCES)
+    if sequences and re.match(r"[^(]*tok", cell, re.IGNORECASE):
+        raise mistake(place, f"{cell[:80]!r} counts tokens", "give sequences")
     return number
 
 

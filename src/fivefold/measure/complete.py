@@ -8,11 +8,10 @@ import re
 
 import msgspec
 
+from fivefold.measure.cells import MOST_SEQUENCES
 from fivefold.measure.runs import Run
 from fivefold.measure.unstated import framework_of, zero_of
 
-# No published batch has so many sequences; GPT-3's of 3.2 million is in tokens.
-_MOST_SEQUENCES = 100_000
 # Micro-batches per pipeline stage where neither the batch nor the micro-batch is stated: what guides ask for at least
 # (the number of micro-batches should be several times that of the stages, Narayanan et al. 2021, section 2.2).
 _MICRO_BATCHES_PER_STAGE = 4
@@ -93,7 +92,7 @@ def _with_batch(run: Run, assumed: set[str]) -> Run:
     if gbs is None:
         assumed.add("gbs")
         gbs = replicas * (run.mbs or 1) * (1 if pp == 1 else _MICRO_BATCHES_PER_STAGE * pp)
-    elif gbs > _MOST_SEQUENCES and gbs >= seq:
+    elif gbs > MOST_SEQUENCES and gbs >= seq:
         assumed.add("gbs")
         gbs = max(round(gbs / seq), 1)
     even = math.ceil(gbs / replicas) * replicas
