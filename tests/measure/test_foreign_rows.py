@@ -577,6 +577,7 @@ def test_an_encoder_is_priced_as_the_decoder_of_its_sizes():
         ({"gpus": None, "tp": 2, "dp": 16}, "gpus", {"tp": 2, "gpus": 32}),
         ({"tp": 2, "pp": None, "dp": 8}, "pp", {"tp": 2, "pp": 4, "cp": 1}),
         ({"tp": 2, "pp": 2, "cp": None, "dp": 8}, "cp", {"tp": 2, "pp": 2, "cp": 2}),
+        ({"pp": None, "cp": None, "gpus": 4096, "dp": 1, "gbs": 4096}, "dp", {"pp": 1, "cp": 1}),
         ({"tp": 2, "pp": None, "cp": None, "dp": 32}, "pp", {"tp": 2, "pp": 1, "cp": 1}),
         ({"framework": "PyTorch HSDP", "pp": None, "cp": None, "dp": 8}, "dp", {"pp": 1, "cp": 1, "gpus": 64}),
         ({"tp": 2, "dp": 64}, "dp", {"tp": 2, "gpus": 64}),
@@ -605,8 +606,15 @@ def test_experts_are_spread_over_as_few_ranks_as_fit_where_that_is_not_stated():
     tight, roomy = (choose(_case(**row, gpu=gpu)).layout for gpu in ("H100-80GB-SXM", "MI325X"))
     assert (tight.ep, roomy.ep) == (8, 2)  # 6 bytes of each of 46.7e9 parameters, and the sharded rest
     assert choose(_case(**row | {"ep": 1}, gpu="H100-80GB-SXM")).layout.ep == 1
+    hybrid = choose(_case(**row, framework="torchtitan", notes="dp_replicate=32", gpu="H100-80GB-SXM")).layout
+    assert (hybrid.dp_replicate, hybrid.ep) == (32, 2)  # no group has more than two ranks
     stated = choose(_case(**row | {"etp": 2, "tp": 2, "gpus": 8, "gbs": 8}, gpu="H100-80GB-SXM")).layout
     assert (stated.ep, stated.etp) == (4, 2)
+
+
+def test_a_pipeline_of_more_stages_than_blocks_is_refused():
+    with pytest.raises(Unconvertible, match="64 stages for 32 blocks"):
+        _case(pp=64, dp=1)
 
 
 def test_dies_are_the_devices_of_cards_that_have_two():

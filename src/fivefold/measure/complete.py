@@ -12,6 +12,8 @@ from fivefold.measure.cells import MOST_SEQUENCES
 from fivefold.measure.runs import Run
 from fivefold.measure.unstated import framework_of, zero_of
 
+# No published pipeline is so long: more is another axis, or GPUs that ran something else.
+_MOST_STAGES = 128
 # Micro-batches per pipeline stage where neither the batch nor the micro-batch is stated: what guides ask for at least
 # (the number of micro-batches should be several times that of the stages, Narayanan et al. 2021, section 2.2).
 _MICRO_BATCHES_PER_STAGE = 4
@@ -66,7 +68,7 @@ def _with_missing_axis(run: Run, assumed: set[str]) -> Run:
         return run
     left, odd = divmod(run.gpus, run.tp * run.dp * (run.cp or 1) * (run.pp or 1))
     missing = next((name for name in ("pp", "cp") if getattr(run, name) is None), None)
-    if odd or left < 2 or missing is None:
+    if odd or left < 2 or missing is None or left > _MOST_STAGES:
         return run
     assumed.add(missing)
     return msgspec.structs.replace(run, **{missing: left})

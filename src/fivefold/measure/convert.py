@@ -106,7 +106,7 @@ def convert(run: Run, runtime: str | None = None) -> Case:
         layout, groups = layout_of(run, model, line, runtime, assumed)
     except FivefoldError as error:
         raise Unconvertible(error.message) from error
-    _check_world(run, layout)
+    _check_world(run, model, layout)
     unsettled = [name for name in ("ep", "shard_groups", "micro_batch", "recompute") if name in assumed]
     if "ep" in unsettled and (run.ep is not None or not model.is_moe):
         unsettled.remove("ep")
@@ -177,8 +177,10 @@ def _workload(run: Run, line: Framework, runtime: str, cluster: Cluster, assumed
 # ---------------------------------------------------------------- layout
 
 
-def _check_world(run: Run, layout: Layout) -> None:
+def _check_world(run: Run, model: ModelSpec, layout: Layout) -> None:
     split = layout.tp * layout.cp * layout.pp
     gpus = int(run.gpus or 1)
     if gpus % split:
         raise Unconvertible(f"tp {layout.tp}, cp {layout.cp}, pp {layout.pp} do not divide {gpus} GPUs")
+    if layout.pp > model.layers + 2:  # embedding and head may have a stage each
+        raise Unconvertible(f"a pipeline of {layout.pp} stages for {model.layers} blocks")

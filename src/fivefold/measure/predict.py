@@ -89,7 +89,10 @@ def _fewest_expert_ranks(case: Case) -> Case:
     layout, ranks = case.layout, case.cluster.gpus // case.layout.pp
     experts = max(block.feed.num_experts for block in case.model.kinds if isinstance(block.feed, Experts))
     whole = layout.etp if case.run.etp is not None else 1  # each expert's ranks, of several groups
-    sizes = [size for size in range(1, experts + 1) if experts % size == 0 and ranks % (size * whole) == 0]
+    shared = whole * layout.dp_replicate
+    sizes = [size for size in range(1, experts + 1) if experts % size == 0 and ranks % (size * shared) == 0]
+    if not sizes:
+        return case
     all_sizes = [
         msgspec.structs.replace(
             layout, ep=size, etp=layout.etp if size == 1 else whole, recompute=Recompute(kind="full")
