@@ -349,6 +349,7 @@ def test_precisions_in_words(words, precision):
         ("nothing_saveable", "full"), ("remat: none", "none"), ("save_qkv_proj", "selective"), ("minimal", "selective"),
         ("op-level AC", "selective"), ("--recompute-activations", "selective"), ("mla_up_proj", "selective"),
         ("block 10 layers", "full"), ("partial", None),
+        ("none (it fits)", "none"), ("selective, no full recompute", "selective"), ("no recomputation, mlp", "none"),
     ],
 )  # fmt: skip
 def test_recomputation_in_words(words, kind):
@@ -367,7 +368,8 @@ def test_blocks_and_modules_that_are_recomputed_are_read_from_words():
 @pytest.mark.parametrize(
     ("date", "framework", "unfused"),
     [
-        ("2022/06", "Megatron-LM", True), ("2022.06", "Megatron-LM", True), ("v25.05.05", "Megatron-LM", False),
+        ("2022/06", "Megatron-LM", True), ("2022.06", "Megatron-LM", True), ("2022-6", "Megatron-LM", True),
+        ("20220615", "Megatron-LM", True), ("2022-23", "Megatron-LM", True), ("v25.05.05", "Megatron-LM", False),
         ("2023.02", "Megatron-LM", False), (None, "NeMo 24.07", False),
     ],
 )  # fmt: skip

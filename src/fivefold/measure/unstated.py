@@ -83,8 +83,8 @@ def has_sequence_parallelism(run: Run, line: Framework) -> bool:
 def dated(run: Run) -> str:
     """Year and month of a row, "YYYY-MM"; containers such as 25.09 count as 2025-09, "9998" where nothing is said."""
     text = run.source_date or ""
-    found = re.search(r"(20\d\d)(?:[-/.](\d\d)(?!\d))?", text)
+    found = re.search(r"(20\d\d)(?:[-/.]?(0[1-9]|1[0-2])(?:[0-3]\d)?(?!\d)|[-/.]([1-9])(?!\d))?", text)
     if found:
-        return f"{found[1]}-{found[2] or '12'}"
+        return f"{found[1]}-{found[2] or (found[3] or '12').zfill(2)}"
     container = re.search(r"(?<![\d.])v?(2\d)\.(0[1-9]|1[0-2])(?!\d)", f"{text} {run.framework or ''}")
     return f"20{container[1]}-{container[2]}" if container else "9998"

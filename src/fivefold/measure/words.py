@@ -21,7 +21,11 @@ _PRECISIONS: tuple[tuple[str, str], ...] = (
 _AGAIN = r"(?:(?:gradient|activation)[ _-])?(?:checkpoint|re-?comput)"
 # "None set in recipe override" says nothing.
 _RECOMPUTATION: tuple[tuple[str, str], ...] = (
-    (r"^(none|no|off|false|0|disabled|without)( ac)?$|\bac off$|^(remat|recompute)\w*\W{1,3}(none|false|off)", "none"),
+    (
+        r"^(none|no|off|false|0|disabled|without)( ac)?( ?\([^()]*\))?$|\bac off$"
+        r"|^(remat|recompute)\w*\W{1,3}(none|false|off)",
+        "none",
+    ),
     (
         r"selective|core[_ -]?attn|core attention|\bsac\b|--recompute-activations|\b(per-)?op(-level| ac)?\b",
         "selective",
@@ -56,8 +60,15 @@ def recompute_kind(run: Run) -> str:
     if run.recompute_kind not in (None, "unknown"):
         return run.recompute_kind
     text = (run.recompute or "").strip().lower()
-    if denied(_AGAIN).search(text):
-        return "none"
+    no = denied(_AGAIN).search(text)
+    if no is None:
+        return _kind_in_words(text)
+    before = text[: no.start()].rstrip()  # "selective, no full recomputation"
+    kind = _kind_in_words(before[:-1]) if before.endswith((",", ";")) else "unknown"
+    return kind if kind != "unknown" else "none"
+
+
+def _kind_in_words(text: str) -> str:
     return next((kind for pattern, kind in _RECOMPUTATION if re.search(pattern, text)), "unknown")
 
 
