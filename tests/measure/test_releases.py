@@ -1,4 +1,4 @@
-"""What a framework and its release run, where a row does not say: measure/frameworks.py and measure/recipes.py."""
+"""What a framework and its release run, where a row does not say: measure/frameworks/ and measure/recipes.py."""
 
 from __future__ import annotations
 

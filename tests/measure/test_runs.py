@@ -150,6 +150,13 @@ def test_numbers_of_another_thing_are_a_mistake(tmp_path, column, cell, problem)
         read_runs(_write(tmp_path, f"id,{column}\na-1,{cell}\n"))
 
 
+@pytest.mark.parametrize("cell", ["60 GiB", "61440 MiB", "60GiB (nvidia-smi)"])
+def test_memory_is_binary_where_its_cell_says_so(tmp_path, cell):
+    row = read_runs(_write(tmp_path, f"id,peak_mem_gb,peak_mem_kind\na-1,{cell},peak\n")).runs[0]
+    assert row.measured_bytes == 60 << 30
+    assert read_runs(_write(tmp_path, "id,peak_mem_gb\na-1,60 GB\n")).runs[0].measured_bytes == 60e9
+
+
 @pytest.mark.parametrize("cell", ["two", "4k x", "1-2", "2/4", "k", "~", "(4)", "0x10", "zero"])
 def test_what_is_no_number_is_still_a_mistake(tmp_path, cell):
     with pytest.raises(FivefoldError, match="finite number"):

@@ -43,7 +43,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """One run as input of `estimate`.
 
     assumed: fields that the source does not state. open: of them, those that `choose` still has to settle
-        ("shard_groups", "micro_batch", "recompute").
+        ("ep", "shard_groups", "micro_batch", "recompute").
     changes: numbers of the profile that the source's recipe sets otherwise.
     recomputes_in_part: as of its Framework. policies: what those of its Framework keep (Profile.checkpoint_keeps).
     shard_groups: of hybrid sharding, the numbers of groups that it may have, most first.

@@ -8,6 +8,7 @@ same columns is read alike; a blank cell is None: not stated.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 from importlib import resources
@@ -43,8 +44,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     step_time_s: published seconds of one optimizer step; d_step_time_s: the same derived from published throughput.
     tflops_per_gpu, flops_convention: published TFLOP/s and how the source counts them. notes: read for what is trained
         (adapters alone) and for what the columns cannot say.
-    peak_mem_gb: GiB where mem_kind is "allocated" or peak_mem_kind says GiB, and of frameworks whose logs count so;
-        1e9 bytes elsewhere.
+    peak_mem_gb: GiB where mem_kind is "allocated" or the cell or peak_mem_kind says GiB, and of frameworks whose logs
+        count so; 1e9 bytes elsewhere.
     max_allocated_mib, max_reserved_mib: per rank, "a/b/c".
     """
 
@@ -281,12 +282,14 @@ def _columns(header: list[str], where: str) -> list[tuple[int, str]]:
 
 
 _KINDS = kinds(Run)
+_BINARY = re.compile(r"\d ?[gm]ib", re.IGNORECASE)
 
 
 def _row(cells: list[str], columns: list[tuple[int, str]], width: int, where: str) -> Run:
     if len(cells) != width:
         raise mistake(where, f"it has {len(cells)} cells, the header {width}", "add or remove commas")
     fields: dict[str, Any] = {}
+    binary = ""
     for at, name in columns:
         cell = cells[at].strip()
         place = f"{where}, column {name}"
@@ -296,6 +299,10 @@ def _row(cells: list[str], columns: list[tuple[int, str]], width: int, where: st
         said = value(cell, name, _KINDS[name], place) if cell else None
         if said is not None:
             fields[name] = said
+            if name == "peak_mem_gb" and _BINARY.search(cell):
+                binary = "GiB"
+    if binary:
+        fields["peak_mem_kind"] = " ".join(filter(None, (fields.get("peak_mem_kind"), binary)))
     if "id" not in fields:
         raise mistake(f"{where}, column id", "it is blank", "give every run an id")
     return Run(**fields)
