@@ -351,6 +351,9 @@ def test_recipes_of_hybrids_replay_modules_and_send_tokens_once():
     assert changes["tokens_sent_once"]
     assert changes["launch_host_s"] < load_runtime("megatron").launch_host_s
     assert "launch_host_s" not in convert(changed("simumax-0001", overlap="cuda_graph_impl=none", **row)).changes
+    for dense in ("Nemotron-340B", "Nemotron-3-8B"):
+        case = convert(changed("simumax-0001", model=dense, overlap=None, framework="Megatron-Bridge"))
+        assert "launch_host_s" not in case.changes
 
 
 def test_experts_are_split_as_dense_layers_where_megatron_is_not_told_otherwise():

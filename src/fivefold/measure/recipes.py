@@ -37,7 +37,7 @@ _FIRST_DEEPSEEK = "moe_a2a_overlap=True; moe_flex_dispatcher_backend=deepep"
 _SECOND_RECIPES = "2026-01"
 # (pattern in the model's name, in the GPU's, rows dated before this, their options) where a row lists none.
 _UNLISTED = (
-    (r"nemotron[-_ ]?3", "", "9999", _HYBRIDS),
+    (r"nemotron[-_ ]?3(?!\d|[-_ ]8b)", "", "9999", _HYBRIDS),
     (r"deepseek[-_ ]?v3", "H100", _SECOND_RECIPES, _FIRST_DEEPSEEK),
 )
 _WHOLE_BLOCKS = "cuda_graph_impl=local"
