@@ -610,6 +610,8 @@ def test_experts_are_spread_over_as_few_ranks_as_fit_where_that_is_not_stated():
     assert choose(_case(**row | {"ep": 1}, gpu="H100-80GB-SXM")).layout.ep == 1
     hybrid = choose(_case(**row, framework="torchtitan", notes="dp_replicate=32", gpu="H100-80GB-SXM")).layout
     assert (hybrid.dp_replicate, hybrid.ep) == (32, 2)  # no group has more than two ranks
+    whole = _case(**{**row, "ep": 8}, framework="torchtitan", notes="dp_replicate=32", gpu="H100-80GB-SXM").layout
+    assert (whole.dp_replicate, whole.ep) == (1, 8)  # no group of two ranks holds eight
     stated = choose(_case(**row | {"etp": 2, "tp": 2, "gpus": 8, "gbs": 8}, gpu="H100-80GB-SXM")).layout
     assert (stated.ep, stated.etp) == (4, 2)
 

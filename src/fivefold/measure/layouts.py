@@ -47,7 +47,8 @@ def layout_of(
     if not stated:
         assumed.add("zero")
     vpp = _chunks(run, pp, model, line, assumed)
-    groups = shard_groups(run, zero, runtime, line.shard_nodes)
+    experts = _expert_degrees(run, tp, pp, moe, line, assumed)
+    groups = _that_hold(experts, shard_groups(run, zero, runtime, line.shard_nodes), (run.gpus or 1) // pp)
     if groups[1:]:
         assumed.add("shard_groups")
     layout = Layout(
@@ -56,7 +57,7 @@ def layout_of(
         cp_kind="a2a" if (run.cp or 1) > 1 and is_ulysses(run, runtime) else "p2p",
         pp=pp,
         vpp=vpp,
-        **_expert_degrees(run, tp, pp, moe, line, assumed),
+        **experts,
         zero=_stage(zero, pp, runtime),
         dp_replicate=groups[0],
         sequence_parallel=(has_sequence_parallelism(run, line) if run.sp is None else bool(run.sp)) and tp > 1,
@@ -67,6 +68,12 @@ def layout_of(
         **_stages(run, model, vpp, line, assumed),
     )
     return layout, groups
+
+
+def _that_hold(experts: dict[str, int], groups: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+    """Of numbers of groups that may share all parameters, those whose ranks hold every expert; one where none does."""
+    held = experts["ep"] * experts["etp"]
+    return tuple(number for number in groups if ranks // number % held == 0 and ranks >= number * held) or (1,)
 
 
 def _stage(zero: int, pp: int, runtime: str) -> int:
