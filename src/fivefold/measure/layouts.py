@@ -100,7 +100,7 @@ def _chunks(run: Run, pp: int, model: ModelSpec, line: Framework, assumed: set[s
     plain = re.search(r"\b1f1b\b", run.notes or "", re.IGNORECASE)
     large = (pp - 1) / max(micro_batches, 1) > _LARGE_BUBBLE
     most = _MOST_CHUNKS if can and large and not plain else line.interleaves
-    if _is_bridge(run):  # whose tables have a column for it: its recipes interleave where they set it (read)
+    if line.states_chunks:
         most = 1
     # Embedding and head take a block's place each where only that makes equal stages.
     places = next((places for places in (model.layers, model.layers + 2) if places % pp == 0), None)
@@ -112,10 +112,6 @@ def _chunks(run: Run, pp: int, model: ModelSpec, line: Framework, assumed: set[s
     if vpp > 1 and not whole_groups:
         assumed.add("vpp")
     return vpp if pp * vpp <= model.layers + 2 and whole_groups else 1
-
-
-def _is_bridge(run: Run) -> bool:
-    return "bridge" in (run.framework or "").lower()
 
 
 def _micro_batch(run: Run, line: Framework, assumed: set[str]) -> int:
@@ -179,8 +175,7 @@ def _etp(run: Run, tp: int, line: Framework, assumed: set[str]) -> int:
     if run.etp is not None:
         return run.etp
     assumed.add("etp")
-    own = line.runtime == "megatron" and (not line.stands_in or line.starts == ("primus",)) and not _is_bridge(run)
-    return tp if own or (run.ep or 1) == 1 else 1
+    return tp if line.experts_share_tp or (run.ep or 1) == 1 else 1
 
 
 def _recompute(run: Run, model: ModelSpec, line: Framework, assumed: set[str]) -> Recompute:
@@ -216,9 +211,7 @@ def _overlap(run: Run, model: ModelSpec, line: Framework, assumed: set[str]) -> 
     # NeMo's recipes for adapters overlap tensor parallelism in 8 bit only (finetune_llama3_70b.py of its
     # scripts/performance/llm, read at 002556137f).
     plain = trains_adapters(run) and precision_of(run, line)[0] not in QUANTISED
-    # Nor do Megatron-Bridge's for mixtures (tp_comm_overlap=False in deepseek_v3.py and kimi_k2.py of its recipes, no
-    # comm_overlap in h100/qwen3_moe.py and nemotron_3_super.py, read).
-    plain = plain or (model.is_moe and _is_bridge(run))
+    plain = plain or (model.is_moe and not line.mixtures_overlap_tp)
     return Overlap(
         grad="overlap-grad-reduce" in text if listed else on,
         param="overlap-param-gather" in text

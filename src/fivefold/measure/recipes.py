@@ -166,9 +166,9 @@ def _unlisted(run: Run) -> str:
 def options_of(run: Run, line: Framework) -> str:
     """A row's options as listed, or those of its framework's recipes for mixtures of experts where none is."""
     stated = run.overlap or ""
-    if not stated and "bridge" in (run.framework or "").lower():
+    if not stated and line.options_unlisted:
         stated = _unlisted(run)
-    if line.starts != ("megatron-bridge", "nemo") or not run.experts or "cuda_graph" in stated:
+    if not line.has_recipes or not run.experts or "cuda_graph" in stated:
         return stated
     blackwell = re.search(r"G?B[23]00", run.gpu or "") is not None
     racks = re.search(r"GB[23]00", run.gpu or "") is not None

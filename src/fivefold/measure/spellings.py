@@ -21,7 +21,8 @@ _SPELLINGS: tuple[tuple[str, str], ...] = tuple(
         (r"metaseq", "metaseq"),
         (r"primus", "primus"),
         (r"megatron.*deep-?speed|deep-?speed.*megatron", "megatron-deepspeed"),
-        (r"megatron.?bridge|\bnemo\b", "nemo"),
+        (r"megatron.?bridge|\bnemo\b.*bridge", "megatron-bridge"),
+        (r"\bnemo\b", "nemo"),
         (r"neuron|nxd|trainium", "jax"),
         (r"megatron-?lm ci\b", "megatron-lm ci"),
         (r"mlperf.*nvidia|nvidia.*mlperf", "nemo"),  # its submissions are NeMo's recipes (from memory)

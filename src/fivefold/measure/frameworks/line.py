@@ -28,7 +28,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
         does.
     shard_nodes: nodes that its recipes shard parameters over where replicas lie beside them, the fewest first; a row
         that does not say has the first that hold it, the last where none do.
-    interleaves: chunks per pipeline rank at most where they are not stated.
+    interleaves: chunks per pipeline rank at most where they are not stated. states_chunks: its tables have a column for
+        them, so that a blank is none.
+    experts_share_tp: where a row does not say over how many ranks an expert is split, it is the tensor-parallel ones.
     changes: numbers of the profile that its recipes set otherwise. since, newer: from that year and month on these too.
         before: numbers of the profile of before_te; `newer` are of that one too where there is one. changes_sharded:
         with fully sharded parameters.
@@ -38,10 +40,12 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
         sharded_grad_dtype: the same of fully sharded parameters.
     overlap: "listed" where what a row that lists its overlap does not list was off, "on" for recipes that switch
         everything on, "grad" for gradients and parameters, "reduce" for gradients only, "hooks" for these only and not
-        behind a pipeline, "off" for none. overlaps_since: rows dated before this year and month reduced gradients after
-        backward.
+        behind a pipeline, "off" for none. mixtures_overlap_tp: whether "on" has tensor parallelism beside compute for
+        mixtures of experts too. overlaps_since: rows dated before this year and month reduced gradients after backward.
     tuned: how a published number was come by where the framework's vendor publishes it, "" if plainly measured.
     packs_documents: mean tokens of the documents that its fine-tuning recipes pack into a sequence; None: none.
+    has_recipes: whether recipes.py knows those for mixtures of experts. options_unlisted: whether rows that list no
+        options ran with those of the recipe.
     trains_mtp: whether its recipes train the modules of multi-token prediction that a model has.
     source: where the defaults are from.
     """
@@ -63,6 +67,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...] = ()
     shard_nodes: tuple[int, ...] = (1,)
     interleaves: int = 1
+    states_chunks: bool = False
+    experts_share_tp: bool = False
     changes: dict[str, Any] = {}
     since: str = "9999"
     newer: dict[str, Any] = {}
@@ -75,8 +81,11 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     sharded_grad_dtype: Literal["fp32", "bf16"] = "fp32"
     overlap: Literal["listed", "on", "grad", "reduce", "hooks", "off"] = "grad"
     overlaps_since: str = ""
+    mixtures_overlap_tp: bool = True
     tuned: str = ""
     packs_documents: float | None = None
+    has_recipes: bool = False
+    options_unlisted: bool = False
     trains_mtp: bool = False
     source: str = "from memory"
 

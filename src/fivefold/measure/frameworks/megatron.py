@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from fivefold.measure.frameworks.line import FLASH_USUAL, HALF_GRADIENTS, Framework
 
 # Megatron-LM's DistributedDataParallel reduced the whole buffer after backward (megatron/model/distributed.py, read at
@@ -22,26 +24,41 @@ _FUSED_LOSS = {"loss_moved_bytes": (6.0, 4.0), "loss_bytes_per_logit": 2}
 # 0b928cd33d): a paragraph of 120 words with a question and an answer, in tokens and with their prompt (from memory).
 _SQUAD_TOKENS = 200.0
 
+_NEMO = Framework(
+    starts=("nemo",),
+    runtime="megatron",
+    sharded="megatron-fsdp",
+    grad_dtype="bf16",
+    changes={"quantised_weight_bytes": 2},
+    interleaves=12,
+    since="2025-02",
+    newer={**_FUSED_LOSS, "fused_permutation": True},
+    changes_sharded={"registered_buffers": True},
+    overlap="on",
+    experts_share_tp=True,
+    has_recipes=True,
+    tuned="vendor's recipe",
+    packs_documents=_SQUAD_TOKENS,
+    trains_mtp=True,
+    source="NeMo and Megatron-Bridge recipes: overlaps on, grad_reduce_in_fp32=False, fp8 weights (from memory); "
+    "their pretraining recipes interleave with one to four blocks a chunk (NeMo 24.07's performance summary); "
+    "cross_entropy_fusion_impl='te' and moe_permute_fusion=True (read; since when from memory); nccl_ub=True with "
+    "Megatron-FSDP (Megatron-Bridge's recipes for Llama 3 on H100 and GB300, read); mtp_num_layers = 1 in those "
+    "for DeepSeek-V3 and Qwen3-Next and 2 in Nemotron 3 Super's provider (read)",
+)
+
 LINES: tuple[Framework, ...] = (
-    Framework(
-        starts=("megatron-bridge", "nemo"),
-        runtime="megatron",
-        sharded="megatron-fsdp",
-        grad_dtype="bf16",
-        changes={"quantised_weight_bytes": 2},
-        interleaves=12,
-        since="2025-02",
-        newer={**_FUSED_LOSS, "fused_permutation": True},
-        changes_sharded={"registered_buffers": True},
-        overlap="on",
-        tuned="vendor's recipe",
-        packs_documents=_SQUAD_TOKENS,
-        trains_mtp=True,
-        source="NeMo and Megatron-Bridge recipes: overlaps on, grad_reduce_in_fp32=False, fp8 weights (from memory); "
-        "their pretraining recipes interleave with one to four blocks a chunk (NeMo 24.07's performance summary); "
-        "cross_entropy_fusion_impl='te' and moe_permute_fusion=True (read; since when from memory); nccl_ub=True with "
-        "Megatron-FSDP (Megatron-Bridge's recipes for Llama 3 on H100 and GB300, read); mtp_num_layers = 1 in those "
-        "for DeepSeek-V3 and Qwen3-Next and 2 in Nemotron 3 Super's provider (read)",
+    _NEMO,
+    replace(
+        _NEMO,
+        starts=("megatron-bridge",),
+        states_chunks=True,
+        experts_share_tp=False,
+        mixtures_overlap_tp=False,
+        options_unlisted=True,
+        source=f"{_NEMO.source}; Megatron-Bridge's own: its tables have a column of virtual stages, its recipes set "
+        "expert_tensor_parallel_size 1 and overlap no tensor parallelism for mixtures (tp_comm_overlap=False in "
+        "deepseek_v3.py and kimi_k2.py, no comm_overlap in h100/qwen3_moe.py and nemotron_3_super.py, read)",
     ),
     Framework(
         starts=("deepseek", "hai-llm", "hai llm"),
@@ -53,12 +70,18 @@ LINES: tuple[Framework, ...] = (
         source="DeepSeek-V3 report, 3.2: kernels of their own send a token once to a node and hand it on over NVLink",
     ),
     Framework(
-        starts=("megatron-core",), runtime="megatron", sharded="megatron-fsdp", overlap="on", unfused_until=FLASH_USUAL
+        starts=("megatron-core",),
+        runtime="megatron",
+        sharded="megatron-fsdp",
+        experts_share_tp=True,
+        overlap="on",
+        unfused_until=FLASH_USUAL,
     ),
     Framework(
         starts=("megatron-lm ci",),
         runtime="megatron",
         sharded="megatron-fsdp",
+        experts_share_tp=True,
         zero=0,
         overlap="listed",
         drops_out=True,
@@ -72,6 +95,7 @@ LINES: tuple[Framework, ...] = (
         runtime="megatron",
         before_te="deepspeed",
         sharded="megatron-fsdp",
+        experts_share_tp=True,
         before=_NO_BF16_OPTIMIZER | _SEPARATE_UPDATE,
         overlap="listed",
         overlaps_since=_GRADIENTS_OVERLAP,
@@ -87,11 +111,19 @@ LINES: tuple[Framework, ...] = (
         starts=("fsdp of megatron",),
         runtime="megatron",
         sharded="megatron-fsdp",
+        experts_share_tp=True,
         zero=3,
         overlap="grad",
         source="Megatron-FSDP: --data-parallel-sharding-strategy optim_grads_params (from memory)",
     ),
-    Framework(starts=("primus",), runtime="megatron", sharded="megatron-fsdp", stands_in=True, tuned="vendor's recipe"),
+    Framework(
+        starts=("primus",),
+        runtime="megatron",
+        sharded="megatron-fsdp",
+        stands_in=True,
+        experts_share_tp=True,
+        tuned="vendor's recipe",
+    ),
     Framework(
         starts=("libai", "oneflow"),
         runtime="megatron",

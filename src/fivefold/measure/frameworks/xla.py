@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from fivefold.measure.frameworks.line import Framework
 
 # What XLA makes of a step: it drops what backward does not need, its programs run without a host between operations,
@@ -19,18 +21,25 @@ _SIXTEEN_BIT_GRADIENTS = (
     "gathers and scatters move BF16 weights and gradients (JAX-Toolbox docs/GPU_performance.md, read at 0f87cf9208)"
 )
 
+# What their lines have in common: FSDP meshes, and programs that compile every block alike.
+_LINE = Framework(
+    starts=("jax",),
+    runtime="megatron-fsdp",
+    sharded="megatron-fsdp",
+    stands_in=True,
+    zero=3,
+    recomputes_in_part=False,
+    sharded_grad_dtype="bf16",
+    changes=_XLA,
+    source="an FSDP mesh (from memory), as MaxText's",
+)
+
 LINES: tuple[Framework, ...] = (
-    Framework(
+    replace(
+        _LINE,
         starts=("maxtext",),
-        runtime="megatron-fsdp",
-        sharded="megatron-fsdp",
-        stands_in=True,
-        zero=3,
-        recomputes_in_part=False,
         policies=("minimal_flash", "save_qkv_proj", "full"),
         shard_nodes=(1, 16),
-        sharded_grad_dtype="bf16",
-        changes=_XLA,
         tuned="vendor's recipe",
         source="its GPU configurations: minimal_flash for 7B and 8B (configs/models/gpu/llama2_7b.yml, llama3_8b.yml), "
         "save_qkv_proj and 16 nodes for 70B (configs/a3/llama_2_70b/bf16/128vm.sh, 3a8163225f; dgxc-benchmarking's "
@@ -38,17 +47,11 @@ LINES: tuple[Framework, ...] = (
         "default (llama3.1_405b.yml, base.yml); most scan over blocks, and one policy holds for all; "
         f"{_SIXTEEN_BIT_GRADIENTS}",
     ),
-    Framework(
+    replace(
+        _LINE,
         starts=("paxml",),
-        runtime="megatron-fsdp",
-        sharded="megatron-fsdp",
-        stands_in=True,
-        zero=3,
-        recomputes_in_part=False,
         policies=("save_dot_only", "save_qkv_out_proj", "save_nothing"),
         shard_nodes=(1, 16),
-        sharded_grad_dtype="bf16",
-        changes=_XLA,
         overlap="off",
         tuned="vendor's recipe",
         source="dgxc-benchmarking's paxml_mod_configs.py and configure.sh (paxml, 143b90dd91): SAVE_DOT_ONLY and one "
@@ -57,57 +60,29 @@ LINES: tuple[Framework, ...] = (
         "(openxla/xla issue 14397), and the recipe leaves double buffering and measured latencies off; "
         f"{_SIXTEEN_BIT_GRADIENTS}",
     ),
-    Framework(
+    replace(
+        _LINE,
         starts=("axlearn",),
-        runtime="megatron-fsdp",
-        sharded="megatron-fsdp",
-        stands_in=True,
-        zero=3,
-        recomputes_in_part=False,
         policies=("minimal_flash", "save_dot_with_context_except_mlp"),
         shard_nodes=(1, 16),
-        sharded_grad_dtype="bf16",
-        changes=_XLA,
         source="axlearn's experiments/text/gpt/common.py, update_model_remat_config: with flash attention what "
         "build_remat_spec names of attention and of the feed-forward, later of attention alone (read; the names, "
         "projections, context and both linear layers, from memory); fuji.py, 01ebc3ff2c: 8 GPUs of H100 for 7B, 128 "
         "for 70B",
     ),
-    Framework(
+    replace(
+        _LINE,
         starts=("levanter",),
-        runtime="megatron-fsdp",
-        sharded="megatron-fsdp",
-        stands_in=True,
-        zero=3,
-        recomputes_in_part=False,
         policies=("full",),
-        sharded_grad_dtype="bf16",
-        changes=_XLA,
         source="models/llama.py, 02be56f672: gradient_checkpointing=True",
     ),
-    Framework(
+    replace(
+        _LINE,
         starts=("easylm",),
-        runtime="megatron-fsdp",
-        sharded="megatron-fsdp",
-        stands_in=True,
-        zero=3,
         unfused_until="9999",
-        recomputes_in_part=False,
         policies=("full",),
-        sharded_grad_dtype="bf16",
-        changes=_XLA,
         source="models/llama/llama_model.py, 134105f0f9: remat_block='nothing_saveable'; scan_attention=False, which "
         "materialises the scores",
     ),
-    Framework(
-        starts=("jax",),
-        runtime="megatron-fsdp",
-        sharded="megatron-fsdp",
-        stands_in=True,
-        zero=3,
-        recomputes_in_part=False,
-        sharded_grad_dtype="bf16",
-        changes=_XLA,
-        source="an FSDP mesh (from memory), as MaxText's",
-    ),
+    _LINE,
 )
