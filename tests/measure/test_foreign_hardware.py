@@ -1,0 +1,129 @@
+"""GPUs, nodes and networks as other people write them."""
+
+from __future__ import annotations
+
+import pytest
+from foreign import read
+
+from fivefold.cluster import clusters
+from fivefold.measure.predict import choose, predict
+
+
+@pytest.mark.parametrize(
+    ("gpu", "system"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100-80g-sxm"),
+        ("A100-80GB-PCIe", "a100-80g-pcie"),
+        ("H100 80GB PCIe", "h100-pcie"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("H800 PCIe", "h100-pcie"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("MI300A", "mi300a"),
+        ("MI350X", "mi350x"),
+        ("MI210", "mi210"),
+        ("MI250X (per GCD)", "mi250x-gcd"),
+        ("HL-225", "gaudi2"),
+        ("TPU v3", "tpu-v3"),
+        ("TPU7x (Ironwood)", "tpu-v7x"),
+        ("TPU v7x-128", "tpu-v7x"),
+        ("TPU v5p-1792", "tpu-v5p"),
+        ("Ascend 910C", "ascend-910c-die"),
+        ("Atlas 900 A3 SuperPoD", "ascend-910c-die"),
+        ("v5litepod-256", "tpu-v5e"),
+        ("v5p-1024", "tpu-v5p"),
+        ("trn1.32xlarge", "trainium"),
+        ("AWS Trainium2", "trainium2"),
+        ("Intel Data Center GPU Max 1550", "max-1550-tile"),
+        ("Ascend 910", "ascend-910a"),
+        ("Ascend 910B3", "ascend-910b"),
+        ("Atlas 800T A2", "ascend-910b"),
+        ("A100 SXM4 40 GB", "a100-40g-sxm"),
+        ("V100 16 GB", "v100-sxm-16g"),
+        ("RTX 6000 Ada", "rtx-6000-ada"),
+        ("p4d.24xlarge", "p4d.24xlarge"),
+    ],
+)
+def test_gpus_under_other_spellings(gpu, system):
+    name = read(gpu=gpu, interconnect=None, gpus_per_node=None).cluster.name
+    assert name == system
+    assert name in clusters() or "." in name
+
+
+def test_every_system_of_the_catalogue_is_read_by_its_own_name():
+    for system in clusters():
+        assert read(gpu=system, interconnect=None, gpus_per_node=None, precision_kind="unknown").cluster.gpus == 64
+
+
+def test_nodes_that_bridges_do_not_divide_are_the_systems_own():
+    case = read(gpu="H100 NVL", gpus=6, gpus_per_node=6, gbs=24)
+    assert (case.cluster.gpus, case.cluster.gpus_per_node) == (6, 8)
+    assert "gpus_per_node" in case.assumed
+
+
+def test_boards_of_four_have_no_switch():
+    board = read(gpu="A100-40GB", gpus=64, gpus_per_node=4).cluster.links[0]
+    assert (board.bandwidth_per_s, board.peer_bandwidth_per_s) == (300e9, 100e9)
+    assert not read(gpu="H100-80GB-SXM", gpus=64, gpus_per_node=4).cluster.links[0].in_network
+    assert read(gpu="A100-40GB", gpus=4, gpus_per_node=4, gbs=8).cluster.links[0].peer_bandwidth_per_s == 0
+    assert read(gpu="GB200", gpus=64, gpus_per_node=4).cluster.links[0].in_network
+
+
+def test_dies_of_one_package_are_nearer_than_others():
+    for gpu in ("MI250X", "Max 1550"):
+        inside, outside = (
+            predict(choose(read(gpu=gpu, gpus=8, tp=tp, gpus_per_node=None, interconnect=None, gbs=8))).seconds.value
+            for tp in (2, 4)
+        )
+        assert 1.1 * inside < outside
+
+
+def test_gpus_without_a_precision_run_the_next_one():
+    assert read(gpu="TPU v5p", precision_kind="fp16").work.precision == "bf16"
+    assert read(gpu="V100-32GB", precision_kind="fp8").work.precision == "fp16"
+
+
+def test_cards_on_pcie_are_not_modules():
+    assert read(gpu="A100-80GB", interconnect="PCIe only, 1x HDR").cluster.name == "a100-80g-pcie"
+    assert read(gpu="A100-80GB", interconnect="PCIe Gen4").cluster.name == "a100-80g-pcie"
+    assert read(gpu="A100-SXM4-80GB", interconnect="PCIe Gen4").cluster.name == "a100-80g-sxm"
+    assert read(gpu="A100-80GB", interconnect="NVLink, PCIe Gen4 to 8x HDR200").cluster.name == "a100-80g-sxm"
+
+
+@pytest.mark.parametrize(
+    ("words", "gigabits"),  # of one GPU of eight
+    [
+        ("IB HDR", 200), ("InfiniBand EDR 100Gb/s", 100), ("IB NDR", 400), ("NVLink only", 400), ("8xNDR", 400),
+        ("2x EDR", 25), ("1x IB HDR 200", 25), ("8x 200Gb/s HDR InfiniBand", 200), ("Slingshot-11", 200),
+        ("100GbE", 12.5), ("25 Gbps Ethernet", 3.125), ("Ethernet 100G", 12.5), ("40 Gbps TCP", 5), ("10 Gbps", 1.25),
+        ("3.2 Tbps", 400), ("1.6Tb/s RoCE", 200), ("RoCE 4x200G", 100), ("400 Gb/s InfiniBand per node", 50),
+        ("InfiniBand 200 Gb/s (1 NIC per node)", 25), ("200Gbps per GPU", 200), ("InfiniBand 1600 Gbps", 200),
+        ("Spectrum-X 400GbE", 400), ("dual-rail NDR", 100), ("Dual-rail InfiniBand HDR", 50), ("p5.48xlarge", 400),
+        ("NVLink 900 GB/s", 400), ("NVLink 900 GB/s per GPU + IB HDR", 200), ("not stated", 400),
+    ],
+)  # fmt: skip
+def test_networks_as_written(words, gigabits):
+    link = read(interconnect=words).cluster.links[-1]
+    assert link.bandwidth_per_s * 8 / 1e9 == pytest.approx(gigabits)
+
+
+def test_a_rate_of_several_cards_is_a_nodes():
+    for gpu, words, gigabits in (
+        ("A100-80GB", "800 Gb/s IB", 100),
+        ("A100-80GB", "400 Gb/s IB", 200),
+        ("V100", "800Gbps", 100),
+    ):
+        link = read(gpu=gpu, interconnect=words).cluster.links[-1]
+        assert link.bandwidth_per_s * 8 / 1e9 == pytest.approx(gigabits)
+
+
+def test_dies_are_the_devices_of_cards_that_have_two():
+    case = read(gpu="MI250X", gpus=32, gpus_per_node=4, tp=8, dp=8, interconnect=None)
+    assert (case.cluster.gpus, case.cluster.gpus_per_node) == (64, 8)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gib"),
+    [("A100-64GB", 64), ("H20 141GB", 141), ("A100-80GB", 80), ("GH200 480GB", 94.5), ("MI300X-192GB", 192)],
+)
+def test_memory_in_a_name(gpu, gib):
+    assert read(gpu=gpu).cluster.gpu.memory_bytes / 2**30 == pytest.approx(gib, rel=0.02)
