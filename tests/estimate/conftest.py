@@ -1,7 +1,10 @@
-"""Small models of four families, and one-line estimates, shared by the tests of this room."""
+"""Small models of four families, and one-line estimates, shared by the tests of this room, which may also import what
+lies beside them (numbers_of.py)."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,8 @@ from fivefold.estimate import Estimate, Kernel, Problem, estimate
 from fivefold.layout import Columns, Layout, Workload
 from fivefold.model.spec import Attention, Block, BlockRun, Experts, FeedForward, LatentAttention, ModelSpec
 from fivefold.runtime import load_runtime
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 _GROUPED = Attention(heads=16, kv_heads=8, head_dim=64)
 _LATENT = LatentAttention(
