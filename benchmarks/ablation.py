@@ -4,7 +4,8 @@
 
 A constant is ablated everywhere at once, over all GPUs and runtimes: as one idea of the model. vTrain's 1,440 runs are
 thinned to every fifth. Change: median error with the neutral value minus with the shipped one, in points; positive: the
-constant helps. Interval constants move no prediction: their change is that of the coverage.
+constant helps. Interval constants move no prediction: their change is that of the coverage. What constants of kernels
+and links are worth on the timings that they were fitted to is benchmarks/ablation_timings.py's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+import ablation_timings
 from ablation_constants import Constant, constants, word
 from accuracy import percent, table
 from fivefold.estimate import doubt, interval
@@ -199,7 +201,7 @@ def report(found: list[Effect], base: Base) -> str:
     judged = [source for source in sorted(set(base.sources)) if source not in NOT_JUDGED]
     time = [each for each in found if each.matters and any(abs(value) > NOTHING for value in each.medians.values())]
     memory = [each for each in found if any(abs(value) > NOTHING for value in each.memory.values())]
-    nothing = [each for each in found if not each.matters]
+    timed = ablation_timings.worths()
     with_memory = sorted(found[0].memory) if found else []
     return "\n\n".join(
         (
@@ -231,20 +233,37 @@ def report(found: list[Effect], base: Base) -> str:
                     for each in memory
                 ),
             ),
+            "### Timed kernels and collectives",
+            ablation_timings.report(timed),
             "### Intervals",
             table(("constant", "value", "neutral", "covered with it", "without"), interval_rows(base)),
             "### Values and sources",
             table(
-                ("constant", "unit", "value", "neutral", "source"),
+                ("constant", "unit", "value", "neutral", "fitted to", "source"),
                 (
-                    (one.name, one.unit, one.values, one.neutral, one.source)
+                    (one.name, one.unit, one.values, one.neutral, one.fitted or "–", one.source)
                     for one in (each.constant for each in found)
                 ),
             ),
-            "Moves no median here (runs whose seconds move, and whose bytes do): "
-            + (", ".join(f"{each.constant.name} ({each.moved}, {each.bytes_moved})" for each in nothing) or "none")
-            + ".",
+            _without_effect(found, {each.constant for each in timed}),
         )
+    )
+
+
+def _without_effect(found: list[Effect], on_timings: set[str]) -> str:
+    """Which constants move no median: those that code says, and fitted ones, which something must still bear out."""
+    silent = [each for each in found if not each.matters]
+    fitted = [each for each in silent if each.constant.fitted]
+    idle = [each.constant.name for each in fitted if each.constant.name not in on_timings]
+    read = ", ".join(
+        f"{each.constant.name} ({each.moved}, {each.bytes_moved})" for each in silent if not each.constant.fitted
+    )
+    return (
+        f"Of {sum(bool(each.constant.fitted) for each in found)} fitted constants these move no median of runs: "
+        f"{', '.join(each.constant.name for each in fitted) or 'none'}; of them these move no timing either, and have to "
+        f"go: {', '.join(idle) or 'none'}.\n\n"
+        "What is read in code or papers, or remembered, and moves no median of runs (runs whose seconds move, and whose "
+        f"bytes do): {read or 'none'}."
     )
 
 

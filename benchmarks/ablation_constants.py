@@ -24,6 +24,7 @@ class Constant(NamedTuple):
     """One constant: its values by GPU or runtime in words, its neutral value, how a case gets that, and its source.
 
     within: where the constant is a module's, a context in which that has the neutral value.
+    fitted: what it was fitted to, "runs" or "timings" (of kernels and collectives); "" for what is read or remembered.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Constant(NamedTuple):
     source: str
     change: Change
     within: Callable[[], AbstractContextManager[None]] = nullcontext
+    fitted: str = ""
 
 
 # Field of a runtime's profile, its unit, the neutral value.
@@ -87,7 +89,7 @@ _PROFILE: tuple[tuple[str, str, float | bool], ...] = (
     ("time_spread", "share", 0.10),
 )
 # Field of a GPU's compute curve, its unit, the neutral value.
-_CURVE: tuple[tuple[str, str, float], ...] = (
+CURVE: tuple[tuple[str, str, float], ...] = (
     ("in_step", "ratio", 1.0),
     ("depth_ramp", "elements of k", 0.0),
     ("wave_share", "share", 0.0),
@@ -98,10 +100,11 @@ _CURVE: tuple[tuple[str, str, float], ...] = (
     ("group_launch_s", "s", 0.0),
     ("streaming_efficiency", "share", 1.0),
 )
-_CURVE_TABLES = ("efficiency", "precision")
-_ATTENTION = (("forward", 1.0), ("backward", 1.0), ("seq_half", 0.0), ("tail", 0.0))
+CURVE_TABLES = ("efficiency", "precision")
+_CURVE_SOURCES = {"runs": "fitted to training runs", "timings": "fitted to timed kernels", "": "from memory"}
+ATTENTION = (("forward", 1.0), ("backward", 1.0), ("seq_half", 0.0), ("tail", 0.0))
 # Field of a link, its unit, the neutral value.
-_LINK: tuple[tuple[str, str, float | None], ...] = (
+LINK: tuple[tuple[str, str, float | None], ...] = (
     ("efficiency", "share", 1.0),
     ("all_to_all_efficiency", "share", None),
     ("latency_s", "s", 0.0),
@@ -115,10 +118,10 @@ def constants(cases: Iterable[Case]) -> list[Constant]:
     cases = list(cases)
     return [
         *(_of_profile(*line) for line in _PROFILE if hasattr(PROFILES[0], line[0])),
-        *(_of_curve(*line, cases) for line in _CURVE),
-        *(_of_curve_table(name, cases) for name in _CURVE_TABLES),
-        *(_of_attention(name, value, cases) for name, value in _ATTENTION),
-        *(_of_links(*line, cases) for line in _LINK),
+        *(_of_curve(*line, cases) for line in CURVE),
+        *(_of_curve_table(name, cases) for name in CURVE_TABLES),
+        *(_of_attention(name, value, cases) for name, value in ATTENTION),
+        *(_of_links(*line, cases) for line in LINK),
         _of_clusters(cases),
         _of_hosts(cases),
         _of_ranks_apart(),
@@ -135,7 +138,8 @@ def _of_profile(field: str, unit: str, neutral: float | bool) -> Constant:
     def change(case: Case) -> Case:
         return replace(case, changes={**case.changes, field: neutral})
 
-    return Constant(field, "runtime", unit, _values(values), word(neutral), first, change)
+    fitted = "runs" if any(source.startswith("fit") for source in sources) else ""
+    return Constant(field, "runtime", unit, _values(values), word(neutral), first, change, fitted=fitted)
 
 
 def _compute(case: Case, changes: dict[str, Any]) -> Case:
@@ -144,12 +148,13 @@ def _compute(case: Case, changes: dict[str, Any]) -> Case:
 
 def _of_curve(field: str, unit: str, neutral: float, cases: list[Case]) -> Constant:
     values = {case.cluster.gpu.name: getattr(load_curve_of(case.cluster), field) for case in _one_per_gpu(cases)}
-    source = "compute.toml: " + ("fitted to training runs" if field == "in_step" else "fitted to timed kernels")
-    if field == "launch_s":
-        source = "compute.toml: from memory"
-    return Constant(
-        field, "GPU curve", unit, _values(values), f"{neutral:g}", source, lambda case: _compute(case, {field: neutral})
-    )
+    fitted = {"in_step": "runs", "launch_s": ""}.get(field, "timings")
+    source = "compute.toml: " + _CURVE_SOURCES[fitted]
+
+    def change(case: Case) -> Case:
+        return _compute(case, {field: neutral})
+
+    return Constant(field, "GPU curve", unit, _values(values), f"{neutral:g}", source, change, fitted=fitted)
 
 
 def _of_curve_table(field: str, cases: list[Case]) -> Constant:
@@ -162,7 +167,7 @@ def _of_curve_table(field: str, cases: list[Case]) -> Constant:
         return _compute(case, {field: dict.fromkeys(getattr(load_curve_of(case.cluster), field), 1.0)})
 
     source = "compute.toml: fitted to timed kernels, or the best matrix product (MAMF)"
-    return Constant(field, "GPU curve", "share", _values(values), "1", source, change)
+    return Constant(field, "GPU curve", "share", _values(values), "1", source, change, fitted="timings")
 
 
 def _of_attention(field: str, neutral: float, cases: list[Case]) -> Constant:
@@ -186,7 +191,8 @@ def _of_attention(field: str, neutral: float, cases: list[Case]) -> Constant:
         )
     source = "compute.toml: fitted to timed kernels, or published figures"
     unit = "tokens" if field == "seq_half" else "blocks" if field == "tail" else "share"
-    return Constant(f"attention.{field}", "GPU curve", unit, _values(values), f"{neutral:g}", source, change)
+    name = f"attention.{field}"
+    return Constant(name, "GPU curve", unit, _values(values), f"{neutral:g}", source, change, fitted="timings")
 
 
 def _of_links(field: str, unit: str, neutral: float | None, cases: list[Case]) -> Constant:
@@ -201,7 +207,7 @@ def _of_links(field: str, unit: str, neutral: float | None, cases: list[Case]) -
 
     word = "as efficiency" if neutral is None else f"{neutral:g}"
     source = "systems.toml: measured collectives of that system, or the nearest one's"
-    return Constant(f"link.{field}", "network", unit, _values(values), word, source, change)
+    return Constant(f"link.{field}", "network", unit, _values(values), word, source, change, fitted="timings")
 
 
 def _of_clusters(cases: list[Case]) -> Constant:
@@ -214,6 +220,7 @@ def _of_clusters(cases: list[Case]) -> Constant:
         "0",
         "systems.toml: fitted with the latency to measured collectives",
         lambda case: replace(case, cluster=replace(case.cluster, launch_s=0.0)),
+        fitted="timings",
     )
 
 
@@ -227,6 +234,7 @@ def _of_hosts(cases: list[Case]) -> Constant:
         "1",
         "fit: pairs of Megatron-LM's functional tests on A100 or GB200 and on H100 that are not deterministic",
         lambda case: replace(case, cluster=replace(case.cluster, host_work_ratio=1.0)),
+        fitted="runs",
     )
 
 
@@ -239,7 +247,8 @@ def _of_ranks_apart() -> Constant:
         apart.slowest.cache_clear()
 
     source = "fit: growth of step times with the number of GPUs, levels free (cluster/apart.py)"
-    return Constant("spread of GPUs", "cluster", "share", f"{apart.SPREAD:g}", "0", source, replace, equal)
+    value = f"{apart.SPREAD:g}"
+    return Constant("spread of GPUs", "cluster", "share", value, "0", source, replace, equal, fitted="runs")
 
 
 def _of_compute_beside_collectives() -> Constant:
@@ -283,6 +292,7 @@ def _of_recipes() -> list[Constant]:
             "1",
             "hardware.py: the low end of FlashAttention-2's paper, fits llm-foundry",
             older_attention,
+            fitted="runs",
         ),
         Constant(
             "recipes' own profile numbers",

@@ -4,7 +4,8 @@
 
 Points are rows of source, gpu, op, m, n, k, batch, layout, out_dtype, accumulate, tflops, shape and, for attention,
 mask and kernel, as in tests/cluster/data/gemm_points.csv. A row that any of the files marks held = 1 is left out of the
-fit and scored apart; --score fits nothing and scores the shipped constants. Needs scipy, which fivefold does not.
+fit and scored apart; --score fits nothing and scores the shipped constants. Fitting needs scipy, which fivefold does
+not.
 
 Conventions of the sources:
 - matmul: layout TN is forward, NN the input gradient, NT the weight gradient; m, n, k are those of the product.
@@ -21,12 +22,12 @@ import argparse
 import csv
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from scipy.optimize import differential_evolution
 
 from fivefold.cluster.compute import attention_seconds, grouped_gemm_seconds
 from fivefold.cluster.curve import AttentionRates, Curve, load_curve
@@ -180,7 +181,14 @@ def fit_products(curve: Curve, gpu: Gpu, points: Points, name: str) -> Curve:
         return misfit(plain) + misfit(group) * min(1.0, group.size / max(plain.size, 1))
 
     bounds = [BOUNDS.get(key, (0.3, 1.0)) for key in free]
-    return candidate(differential_evolution(loss, bounds, seed=0, maxiter=300, tol=1e-7, polish=False).x)
+    return candidate(_least(loss, bounds))
+
+
+def _least(loss: Callable[[np.ndarray], float], bounds: list[tuple[float, float]]) -> np.ndarray:
+    """Where `loss` is smallest between `bounds`."""
+    from scipy.optimize import differential_evolution  # scoring, and who imports this, goes without
+
+    return differential_evolution(loss, bounds, seed=0, maxiter=300, tol=1e-7, polish=False).x
 
 
 def fit_attention(curve: Curve, gpu: Gpu, points: Points, name: str, kernel: str) -> Curve:
@@ -219,7 +227,7 @@ def _fit_direction(curve: Curve, rates: AttentionRates, gpu: Gpu, kernel: str, o
             np.square(np.log(attention_ratios(_with_rates(curve, kernel, candidate(x)), gpu, kernel, op, p))).mean()
         )
 
-    return candidate(differential_evolution(loss, bounds, seed=0, maxiter=300, tol=1e-7, polish=False).x)
+    return candidate(_least(loss, bounds))
 
 
 def _identified(p: Attention) -> list[str]:

@@ -74,7 +74,7 @@ PROFILE = Profile(
             "fit: constant left over in the single-node B200 allocations of published Megatron-LM runs "
             "(llama3-70b-12L and llama3-405b-4L, 8 layouts)"
         ),
-        "fragmentation": "largest reserved over allocated in the same rows; the smallest is 1.028",
+        "fragmentation": "fit: largest reserved over allocated in the same rows; the smallest is 1.028",
         "context_bytes": "from memory: CUDA context with loaded kernels on H100, about 0.5 to 0.7 GiB",
         "nccl_bytes_per_group": "from memory: NCCL channel buffers of one communicator, about 0.1 GiB",
         "grad_buckets": "Megatron-LM: bucket size max(40,000,000, 1,000,000 x dp) elements",
