@@ -80,6 +80,29 @@ def test_frameworks_without_a_line_ran_plain_pytorch_before_transformer_engine()
     assert read(framework="metaseq FSDP", source_date="2022-05", zero=3).runtime == "torchtitan"
 
 
+@pytest.mark.parametrize(
+    ("framework", "overlap", "grad_dtype"),
+    [
+        ("PyTorch FSDP", None, "bf16"),
+        ("Hugging Face Transformers Trainer", None, "bf16"),
+        ("OLMo", None, "fp32"),
+        ("torchtitan", None, "fp32"),
+        ("llm-foundry/Composer FSDP", "MP Mode=PURE; act CPU offload=False", "bf16"),
+        ("llm-foundry/Composer FSDP", "MP Mode=DEFAULT; act CPU offload=False", "fp32"),
+    ],
+)
+def test_fsdp1_reduces_in_16_bit_unless_told_otherwise(framework, overlap, grad_dtype):
+    case = read(framework=framework, overlap=overlap, zero=3)
+    assert case.work.grad_dtype == grad_dtype
+
+
+def test_gradients_that_are_reduced_in_16_bit_are_cast_as_shards_only():
+    narrow, wide = read(framework="PyTorch FSDP", zero=3), read(framework="OLMo", zero=3)
+    assert narrow.changes["scatter_copy_bytes"] == 4
+    assert "scatter_copy_bytes" not in wide.changes
+    assert predict(choose(narrow)).seconds.value < predict(choose(wide)).seconds.value
+
+
 def test_xla_programs_wait_for_no_host():
     assert read(framework="MaxText").changes["launch_host_s"] == 0
 

@@ -152,11 +152,11 @@ def _workload(run: Run, line: Framework, runtime: str, cluster: Cluster, assumed
     unfused, stated = is_unfused(run, line, flash=load_curve_of(cluster).attention_kernel != "mem_efficient")
     if not stated:
         assumed.add("attention")
-    # Composer's mixed precision PURE reduces gradients in bf16, DEFAULT in fp32; the torchtitan profile has fp32 only.
-    pure = "Mode=PURE" in (run.overlap or "") or line.grad_dtype == "bf16"
+    # Composer's mixed precision PURE reduces gradients in 16 bit, DEFAULT in fp32 (get_mixed_precision).
+    pure = "Mode=PURE" in (run.overlap or "")
     whole = load_runtime(runtime).sharding == "distributed_optimizer"
-    narrow = pure if whole else line.sharded_grad_dtype == "bf16"
-    if pure or narrow:
+    narrow = pure or (line.grad_dtype if whole else line.sharded_grad_dtype) == "bf16"
+    if narrow:
         assumed.add("grad_dtype")
     return Workload(
         seq_len=int(run.seq or 1),

@@ -7,6 +7,9 @@ from fivefold.measure.frameworks.line import Framework
 # FlashAttention's cross-entropy (csrc/xentropy, from memory): a kernel that reads 16-bit logits for the largest and
 # again for the sum, and one that reads them and writes their gradient.
 _XENTROPY = {"loss_moved_bytes": (4.0, 4.0), "loss_bytes_per_logit": 4}
+# FSDP1 that reduces in 16 bit: gradients of the flat parameter's views are concatenated (2 read, 2 written), and only
+# the reduced shard is cast.
+_SIXTEEN_BIT_SCATTER = {"scatter_copy_bytes": 4.0}
 
 LINES: tuple[Framework, ...] = (
     Framework(
@@ -24,7 +27,7 @@ LINES: tuple[Framework, ...] = (
         stands_in=True,
         zero=3,
         kernel="fa1",
-        changes={"gather_copy_bytes": 0.0, "scatter_copy_bytes": 4.0, **_XENTROPY},  # FSDP1, reducing in 16 bit
+        changes={"gather_copy_bytes": 0.0, **_SIXTEEN_BIT_SCATTER, **_XENTROPY},  # FSDP1, reducing in 16 bit
         source="the tables are of 2023 and FlashAttention 1 (from memory), but those of H100, for which its benchmarks "
         "install FlashAttention 2 (submit_benchmarks.py, gpu-flash2, read); Composer's FSDP is FULL_SHARD; the loss is "
         "FlashAttention's unless a configuration says torch_crossentropy (modeling_mpt.py, loss_fn, read)",
@@ -45,12 +48,23 @@ LINES: tuple[Framework, ...] = (
         source="fully_shard over every rank; without it plain PyTorch replicas, as deepspeed's",
     ),
     Framework(
-        starts=("fsdp", "pytorch", "accelerate", "hf ", "transformers", "axolotl", "llama-factory", "olmo"),
+        starts=("fsdp", "pytorch", "accelerate", "hf ", "transformers", "axolotl", "llama-factory"),
         runtime="deepspeed",
         sharded="fsdp1",
         zero=3,
+        changes_sharded=_SIXTEEN_BIT_SCATTER,
+        sharded_grad_dtype="bf16",
         source="FullyShardedDataParallel: accelerate's default is fsdp_version 1, and torch.distributed.fsdp had no "
-        "fully_shard before PyTorch 2.6 (from memory)",
+        "fully_shard before PyTorch 2.6 (from memory); it reduces in the parameters' type where nothing else is said "
+        "(PyTorch documentation, MixedPrecision), which transformers' Trainer and llama-recipes' bfSixteen also ask for",
+    ),
+    Framework(
+        starts=("olmo",),
+        runtime="deepspeed",
+        sharded="fsdp1",
+        zero=3,
+        source="FullyShardedDataParallel that reduces in fp32: FSDPPrecision mixed (olmo/config.py, 8cefe6a; that its "
+        "models were trained so is from memory)",
     ),
     Framework(
         starts=("ddp",),
@@ -64,7 +78,9 @@ LINES: tuple[Framework, ...] = (
         runtime="deepspeed",
         sharded="fsdp1",
         zero=3,
-        changes_sharded={"adamw_update_bytes": 0.0},
-        source="litgpt's pretrain.py: AdamW is fused on GPUs (from memory)",
+        changes_sharded={"adamw_update_bytes": 0.0, **_SIXTEEN_BIT_SCATTER},
+        sharded_grad_dtype="bf16",
+        source="litgpt's pretrain.py: AdamW is fused on GPUs; Fabric's FSDPStrategy reduces in the parameters' type "
+        "(both from memory)",
     ),
 )
