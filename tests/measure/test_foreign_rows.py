@@ -86,6 +86,7 @@ def test_frameworks_without_a_line_ran_plain_pytorch_before_transformer_engine()
         ("PyTorch FSDP", None, "bf16"),
         ("Hugging Face Transformers Trainer", None, "bf16"),
         ("OLMo", None, "fp32"),
+        ("OLMo (FSDP)", None, "fp32"),
         ("torchtitan", None, "fp32"),
         ("llm-foundry/Composer FSDP", "MP Mode=PURE; act CPU offload=False", "bf16"),
         ("llm-foundry/Composer FSDP", "MP Mode=DEFAULT; act CPU offload=False", "fp32"),

@@ -40,6 +40,7 @@ _SPELLINGS: tuple[tuple[str, str], ...] = tuple(
         (r"foundry|composer|mosaic", "llm-foundry"),
         (r"nanotron|picotron", "nanotron"),
         (r"olmo-?core|open-?lm", "fsdp2"),
+        (r"\bolmo\b", "olmo"),
         (r"hybrid_shard|\bhsdp\b|fsdp|fair-?scale|fully.?shard", "fsdp"),
         (
             r"hugging ?face|transformers|\btrl\b|llama-?factory|axolotl|unsloth|accelerate|\bswift\b|open_?instruct"
