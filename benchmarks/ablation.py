@@ -260,10 +260,10 @@ def _without_effect(found: list[Effect], on_timings: set[str]) -> str:
     )
     return (
         f"Of {sum(bool(each.constant.fitted) for each in found)} fitted constants these move no median of runs: "
-        f"{', '.join(each.constant.name for each in fitted) or 'none'}; of them these move no timing either, and have to "
-        f"go: {', '.join(idle) or 'none'}.\n\n"
-        "What is read in code or papers, or remembered, and moves no median of runs (runs whose seconds move, and whose "
-        f"bytes do): {read or 'none'}."
+        f"{', '.join(each.constant.name for each in fitted) or 'none'}; of them these move no timing either, and "
+        f"have to go: {', '.join(idle) or 'none'}.\n\n"
+        "What is read in code or papers, or remembered, and moves no median of runs (runs whose seconds move, and "
+        f"whose bytes do): {read or 'none'}."
     )
 
 

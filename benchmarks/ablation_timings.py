@@ -2,9 +2,9 @@
 
     python benchmarks/ablation_timings.py    print the table
 
-Timings: single kernels of tests/cluster/data/gemm_points.csv (fitted and held ones) and collectives of 1 MiB and more of
-tests/cluster/data/collectives.csv. Each constant gets its neutral value (benchmarks/ablation_constants.py) on every GPU
-or link at once. Errors are |predicted / measured - 1|, over the timings that the neutral value moves.
+Timings: single kernels of tests/cluster/data/gemm_points.csv (fitted and held ones) and collectives of 1 MiB and more
+of tests/cluster/data/collectives.csv. Each constant gets its neutral value (benchmarks/ablation_constants.py) on every
+GPU or link at once. Errors are |predicted / measured - 1|, over the timings that the neutral value moves.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ LINES: tuple[Framework, ...] = (
         sharded_grad_dtype="bf16",
         source="FullyShardedDataParallel: accelerate's default is fsdp_version 1, and torch.distributed.fsdp had no "
         "fully_shard before PyTorch 2.6 (from memory); it reduces in the parameters' type where nothing else is said "
-        "(PyTorch documentation, MixedPrecision), which transformers' Trainer and llama-recipes' bfSixteen also ask for",
+        "(PyTorch documentation, MixedPrecision), and transformers' Trainer and llama-recipes' bfSixteen ask for that",
     ),
     Framework(
         starts=("olmo",),
