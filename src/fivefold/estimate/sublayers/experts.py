@@ -19,49 +19,52 @@ _ROUTING_OPS = (24, 13)
 
 class ExpertWriter(FeedWriter):
     def _experts(self, ledger: Ledger, feed: Experts) -> None:
+        s = self.shard
+        sent = s.norm_tokens * feed.top_k
+        # The busiest rank of an expert-parallel group sets the pace and the peak; without ep nothing can be uneven.
+        received = sent * s.etp * np.where(s.ep > 1, self.work.moe_imbalance, 1.0)
+        self._routed_weights(ledger, feed)
+        if feed.latent:
+            self._latent_projections(ledger, feed)
+        self._routing(ledger, feed)
+        self._permutation(ledger, sent, received, feed)
+        self._expert_exchanges(ledger, feed, received)
+        self._expert_mlp(ledger, feed, sent, received)
+        if feed.shared_ffn:
+            self._mlp(ledger, "shared_experts", "shared_experts", feed.shared_ffn, feed.gated, bias=False)
+            if feed.shared_gate:
+                self._shared_gate(ledger)
+
+    def _routed_weights(self, ledger: Ledger, feed: Experts) -> None:
+        s, h = self.shard, feed.latent or self.hidden
+        local = feed.num_experts / s.ep
+        width = feed.ffn / s.etp
+        into = (2 if feed.gated else 1) * width
+        ledger.weights += [
+            Weight("router", self.hidden * feed.num_experts, factored=self.hidden + feed.num_experts, part="feed"),
+            Weight(
+                "experts.fc1", local * h * into, expert=True, factored=local * (h + into), copies=local, part="feed"
+            ),
+            Weight(
+                "experts.fc2", local * h * width, expert=True, factored=local * (h + width), copies=local, part="feed"
+            ),
+        ]
+        self._expert_biases(ledger, feed)
+
+    def _routing(self, ledger: Ledger, feed: Experts) -> None:
+        """Every token's score for every expert, in fp32, and the choice of its experts."""
+        tokens = self.shard.norm_tokens
+        scores = SINGLE * tokens * feed.num_experts
+        ledger.gemms.append(Gemm("router", "moe", tokens, feed.num_experts, self.hidden, sixteen_bit=True))
+        ledger.streams.append(Stream("routing", "moe", 8 * scores, 4 * scores, 6, 4, host_ops=_ROUTING_OPS))
+        ledger.saved.append(Saved("router probabilities", "moe", 2 * scores))
+
+    def _expert_mlp(self, ledger: Ledger, feed: Experts, sent: np.ndarray, received: np.ndarray) -> None:
+        """What a rank's experts compute of the tokens that it received, as products grouped by expert."""
         s, h = self.shard, feed.latent or self.hidden
         local = feed.num_experts / s.ep
         inputs = 2 if feed.gated else 1
         width = feed.ffn / s.etp
-        ledger.weights.append(
-            Weight("router", self.hidden * feed.num_experts, factored=self.hidden + feed.num_experts, part="feed")
-        )
-        ledger.weights.append(
-            Weight(
-                "experts.fc1",
-                local * h * inputs * width,
-                expert=True,
-                factored=local * (h + inputs * width),
-                copies=local,
-                part="feed",
-            )
-        )
-        ledger.weights.append(
-            Weight(
-                "experts.fc2", local * h * width, expert=True, factored=local * (h + width), copies=local, part="feed"
-            )
-        )
-        self._expert_biases(ledger, feed)
-        if feed.latent:
-            self._latent_projections(ledger, feed)
-        sent = s.norm_tokens * feed.top_k
-        # The busiest rank of an expert-parallel group sets the pace and the peak; without ep nothing can be uneven.
-        received = sent * s.etp * np.where(s.ep > 1, self.work.moe_imbalance, 1.0)
-        ledger.gemms.append(Gemm("router", "moe", s.norm_tokens, feed.num_experts, self.hidden, sixteen_bit=True))
-        ledger.streams.append(
-            Stream(
-                "routing",
-                "moe",
-                8 * SINGLE * s.norm_tokens * feed.num_experts,
-                4 * SINGLE * s.norm_tokens * feed.num_experts,
-                6,
-                4,
-                host_ops=_ROUTING_OPS,
-            )
-        )
-        ledger.saved.append(Saved("router probabilities", "moe", 2 * SINGLE * s.norm_tokens * feed.num_experts))
-        self._permutation(ledger, sent, received, feed)
-        self._expert_exchanges(ledger, feed, received)
         ledger.saved.append(Saved("experts.fc1 input", "moe", self.linear_input_bytes * received * h))
         rows = received / local
         fused = self.runtime.fused_experts and self.work.precision in QUANTISED
@@ -79,16 +82,10 @@ class ExpertWriter(FeedWriter):
         self._activation(ledger, "experts", "moe", "moe_act", act, inputs, in_products=fused)
         if self.runtime.expert_extras_apart:
             self._extras(ledger, feed, act, received * h, local)
-        ledger.working.append(
-            Working("gradient of experts.fc1 output", self.element_bytes * received * h + inputs * act)
-        )
-        ledger.working.append(
-            Working("dispatched and permuted gradients", self.element_bytes * (sent + 2 * received) * h)
-        )
-        if feed.shared_ffn:
-            self._mlp(ledger, "shared_experts", "shared_experts", feed.shared_ffn, feed.gated, bias=False)
-            if feed.shared_gate:
-                self._shared_gate(ledger)
+        ledger.working += [
+            Working("gradient of experts.fc1 output", self.element_bytes * received * h + inputs * act),
+            Working("dispatched and permuted gradients", self.element_bytes * (sent + 2 * received) * h),
+        ]
 
     def _extras(self, ledger: Ledger, feed: Experts, act: np.ndarray, out: np.ndarray, local: np.ndarray) -> None:
         """Clamps in PyTorch, each half alone and joined again; biases expert by expert, scaled by the probability.
