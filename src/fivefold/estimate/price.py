@@ -33,6 +33,8 @@ OWNERS = ("compute", *COMMUNICATION, "memory", "host")
 _COMPUTE, _MEMORY, _HOST = (OWNERS.index(name) for name in ("compute", "memory", "host"))
 _OWNER_OF_AXIS = {axis: OWNERS.index("ep" if axis == "etp" else axis) for axis in (*COMMUNICATION, "etp")}
 
+Priced = tuple[tuple[Exchange, np.ndarray], ...]  # collectives with what is exposed of each, [K] seconds
+
 
 @dataclass(slots=True, frozen=True)
 class Cost:
@@ -68,9 +70,38 @@ class Cost:
     newton_schulz: np.ndarray
     flops: np.ndarray
     module_flops: np.ndarray
-    exchanges: tuple[tuple[Exchange, np.ndarray], ...]
+    exchanges: Priced
     full: np.ndarray
     full_flops: np.ndarray
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What rows add up to while a ledger is priced: the fields of Cost by these names, and what full recomputation
+    skips of forward, [O, K] seconds and [K] FLOPs."""
+
+    forward: np.ndarray
+    backward: np.ndarray
+    recompute: np.ndarray
+    dropped_bytes: np.ndarray
+    flops: np.ndarray
+    module_flops: np.ndarray
+    skipped: np.ndarray
+    skipped_flops: np.ndarray
+
+    @classmethod
+    def nothing(cls, keys: int) -> _Sums:
+        owners, modules = len(OWNERS), len(RECOMPUTE_MODULES)
+        return cls(
+            forward=np.zeros((owners, keys)),
+            backward=np.zeros((owners, keys)),
+            recompute=np.zeros((modules, owners, keys)),
+            dropped_bytes=np.zeros((modules, keys)),
+            flops=np.zeros(keys),
+            module_flops=np.zeros((modules, keys)),
+            skipped=np.zeros((owners, keys)),
+            skipped_flops=np.zeros(keys),
+        )
 
 
 class Pricer:
@@ -102,69 +133,57 @@ class Pricer:
         return peak * self.curve.efficiency["fwd"] * self.curve.precision[self.sixteen_bit] / self.curve.in_step
 
     def price(self, ledger: Ledger) -> Cost:
-        keys, modules = len(self.shard), len(RECOMPUTE_MODULES)
-        forward = np.zeros((len(OWNERS), keys))
-        backward = np.zeros((len(OWNERS), keys))
-        recompute = np.zeros((modules, len(OWNERS), keys))
-        flops = np.zeros(keys)
-        module_flops = np.zeros((modules, keys))
-        skipped, skipped_flops = np.zeros((len(OWNERS), keys)), np.zeros(keys)  # by full recomputation
+        sums = _Sums.nothing(len(self.shard))
         products = list(self.products.of(ledger))
-        for each in products:
-            self._gemms(each, forward, backward, recompute, skipped)
-            self._count(each, flops, module_flops, skipped_flops)
-        attend_passes = self._attention(ledger, forward, backward, recompute, flops, module_flops)
-        if CORE in self.runtime.checkpoint_keeps:
-            skipped[_COMPUTE] += attend_passes[0]
-            skipped_flops += ledger.total([row.flops for row in ledger.attends])
-        self._scans(ledger, forward, backward, flops)
-        self._streams(ledger, forward, backward, recompute)
-        exchanges = self.exchanges.of(ledger, backward_passes(products), attend_passes)
-        for row, seconds in exchanges:
-            self._charge(row, seconds, forward, backward, recompute, skipped)
-        self._wait_for_launches(ledger, forward, backward, recompute)
-        dropped = np.zeros((modules, keys))
+        exchanges = self._passes(ledger, products, sums)
         for index, module in enumerate(RECOMPUTE_MODULES):
-            dropped[index] = ledger.total([row.bytes for row in ledger.saved if belongs(row.module, module)])
+            sums.dropped_bytes[index] = ledger.total([row.bytes for row in ledger.saved if belongs(row.module, module)])
         if by_operations(self.runtime, ledger):
-            # It knows no modules: whatever is named, one policy holds for the block.
-            recompute[:], dropped[:], module_flops[:] = 0.0, 0.0, 0.0
-            self._by_operation(ledger, products, recompute[_SELECTIVE], dropped[_SELECTIVE], module_flops[_SELECTIVE])
-            recompute[_SELECTIVE, _OWNER_OF_AXIS["tp"]] = sum(
-                s for row, s in exchanges if by_operation.gathers_again(row)
-            )
+            self._by_operation(ledger, products, exchanges, sums)
         working = ledger.stack([row.bytes for row in ledger.working])
-        weights = ledger.weights
         return Cost(
-            forward=forward,
-            backward=backward,
-            weight_grad=sum((_waiting(ledger, each) for each in products), start=np.zeros(keys)),
-            recompute=recompute,
+            forward=sums.forward,
+            backward=sums.backward,
+            weight_grad=sum((_waiting(ledger, each) for each in products), start=np.zeros(ledger.keys)),
+            recompute=sums.recompute,
             saved_bytes=ledger.total([row.bytes for row in ledger.saved]),
-            dropped_bytes=dropped,
+            dropped_bytes=sums.dropped_bytes,
             input_bytes=ledger.total([ledger.input_bytes, *kept_beside_input(ledger, self.runtime, self.work)]),
-            working_bytes=working.max(axis=0) if len(working) else np.zeros(keys),
+            working_bytes=working.max(axis=0) if len(working) else np.zeros(ledger.keys),
             logits_bytes=ledger.total([ledger.logits_bytes]),
-            dense=ledger.total([row.elements for row in weights if not row.expert]),
-            expert=ledger.total([row.elements for row in weights if row.expert]),
-            matrix=ledger.total([row.elements for row in weights if row.matrix]),
-            factored=ledger.total([row.elements if row.factored is None else row.factored for row in weights]),
-            wgrad_mixer=_placeholders(ledger, "mixer"),
-            wgrad_feed=_placeholders(ledger, "feed"),
-            newton_schulz=ledger.total([_newton_schulz(row) for row in weights if row.matrix]),
-            flops=flops,
-            module_flops=module_flops,
+            flops=sums.flops,
+            module_flops=sums.module_flops,
             exchanges=exchanges,
-            full=forward - skipped,
-            full_flops=flops - skipped_flops,
+            full=sums.forward - sums.skipped,
+            full_flops=sums.flops - sums.skipped_flops,
+            **_of_weights(ledger),
         )
 
-    def _by_operation(
-        self, ledger: Ledger, products, again: np.ndarray, dropped: np.ndarray, flops: np.ndarray
-    ) -> None:
-        """Selective recomputation that names no module, where the runtime chooses single operations."""
-        dropped[:] = ledger.total([row.bytes for row in ledger.saved]) - ledger.total(list(by_operation.kept(ledger)))
-        again[:], flops[:] = 0.0, 0.0
+    def _passes(self, ledger: Ledger, products: list[Products], sums: _Sums) -> Priced:
+        """Charges every operation to its owner; the collectives with their exposed seconds."""
+        for each in products:
+            self._gemms(each, sums)
+            self._count(each, sums)
+        attend_passes = self._attention(ledger, sums)
+        if CORE in self.runtime.checkpoint_keeps:
+            sums.skipped[_COMPUTE] += attend_passes[0]
+            sums.skipped_flops += ledger.total([row.flops for row in ledger.attends])
+        self._scans(ledger, sums)
+        self._streams(ledger, sums)
+        exchanges = self.exchanges.of(ledger, backward_passes(products), attend_passes)
+        for row, seconds in exchanges:
+            self._charge(row, seconds, sums)
+        self._wait_for_launches(ledger, sums)
+        return exchanges
+
+    def _by_operation(self, ledger: Ledger, products: list[Products], exchanges: Priced, sums: _Sums) -> None:
+        """Selective recomputation where the runtime chooses single operations. It knows no modules: whatever is named,
+        one policy holds for the block."""
+        for by_module in (sums.recompute, sums.dropped_bytes, sums.module_flops):
+            by_module[:] = 0.0
+        again, flops = sums.recompute[_SELECTIVE], sums.module_flops[_SELECTIVE]
+        kept = ledger.total(list(by_operation.kept(ledger)))
+        sums.dropped_bytes[_SELECTIVE] = ledger.total([row.bytes for row in ledger.saved]) - kept
         shares = {row.name: share for row, share in zip(ledger.gemms, by_operation.redone(ledger), strict=True)}
         for each in products:
             share = ledger.stack([shares[row.name] for row in each.rows])
@@ -177,35 +196,37 @@ class Pricer:
         for row in ledger.scans:
             ahead, _ = scan_seconds(self.curve, self.gpu, ledger, row, self.sixteen_bit)
             again[_COMPUTE] += self.curve.in_step * ahead
+        again[_OWNER_OF_AXIS["tp"]] = sum(seconds for row, seconds in exchanges if by_operation.gathers_again(row))
 
     # ---------------------------------------------------------------- compute
 
-    def _gemms(self, products: Products, forward, backward, recompute, skipped) -> None:
+    def _gemms(self, products: Products, sums: _Sums) -> None:
         """Charges matrix products to compute, and what comes with them to memory."""
         for owner, seconds in ((_COMPUTE, products.alone), (_MEMORY, products.beside)):
-            forward[owner] += seconds["fwd"].sum(axis=0)
-            backward[owner] += seconds["dgrad"].sum(axis=0) + seconds["wgrad"].sum(axis=0)
+            sums.forward[owner] += seconds["fwd"].sum(axis=0)
+            sums.backward[owner] += seconds["dgrad"].sum(axis=0) + seconds["wgrad"].sum(axis=0)
             for row, ahead in zip(products.rows, seconds["fwd"], strict=True):
                 if stops_before(self.runtime, row):
-                    skipped[owner] += ahead
+                    sums.skipped[owner] += ahead
                     continue
                 if owner == _COMPUTE and row.name in self.runtime.checkpoint_keeps:
-                    skipped[owner] += ahead  # what quantises its input runs again, for the gradient of its weight
+                    sums.skipped[owner] += ahead  # what quantises its input runs again, for the gradient of its weight
                 for bit in modules_with(row.module):
-                    recompute[bit, owner] += ahead
+                    sums.recompute[bit, owner] += ahead
 
-    def _count(self, products: Products, flops, module_flops, skipped_flops) -> None:
-        flops += products.flops.sum(axis=0)
+    def _count(self, products: Products, sums: _Sums) -> None:
+        sums.flops += products.flops.sum(axis=0)
         for row, work in zip(products.rows, products.flops, strict=True):
             if stops_before(self.runtime, row):
-                skipped_flops += work
+                sums.skipped_flops += work
                 continue
             if row.name in self.runtime.checkpoint_keeps:
-                skipped_flops += work
+                sums.skipped_flops += work
             for bit in modules_with(row.module):
-                module_flops[bit] += work
+                sums.module_flops[bit] += work
 
-    def _attention(self, ledger, forward, backward, recompute, flops, module_flops) -> tuple[np.ndarray, np.ndarray]:
+    def _attention(self, ledger: Ledger, sums: _Sums) -> tuple[np.ndarray, np.ndarray]:
+        """Charges attention's cores; their [K] seconds forward and backward."""
         keys = len(self.shard)
         total = np.zeros(keys), np.zeros(keys)
         for row in ledger.attends:
@@ -215,37 +236,37 @@ class Pricer:
             else:
                 ahead, back = flash_seconds(self.curve, self.gpu, row, work, self.sixteen_bit, self.attention_kernel)
             ahead, back = self.curve.in_step * ahead, self.curve.in_step * back
-            flops += work
-            forward[_COMPUTE] += ahead
-            backward[_COMPUTE] += back
+            sums.flops += work
+            sums.forward[_COMPUTE] += ahead
+            sums.backward[_COMPUTE] += back
             for bit in modules_with("core_attn"):
-                recompute[bit, _COMPUTE] += ahead
-                module_flops[bit] += work
+                sums.recompute[bit, _COMPUTE] += ahead
+                sums.module_flops[bit] += work
             total = total[0] + ahead, total[1] + back
         return total
 
-    def _scans(self, ledger, forward, backward, flops) -> None:
+    def _scans(self, ledger: Ledger, sums: _Sums) -> None:
         """Charges linear attention and state spaces; no module recomputes them alone."""
         for row in ledger.scans:
-            flops += row.flops
+            sums.flops += row.flops
             ahead, back = scan_seconds(self.curve, self.gpu, ledger, row, self.sixteen_bit)
-            forward[_COMPUTE] += self.curve.in_step * ahead
-            backward[_COMPUTE] += self.curve.in_step * back
+            sums.forward[_COMPUTE] += self.curve.in_step * ahead
+            sums.backward[_COMPUTE] += self.curve.in_step * back
 
-    def _streams(self, ledger, forward, backward, recompute) -> None:
+    def _streams(self, ledger: Ledger, sums: _Sums) -> None:
         rows = ledger.streams
         if not rows:
             return
         ahead, back = (self._stream_seconds(ledger, rows, side) for side in ("forward", "backward"))
         ahead, back = self.curve.in_step * ahead, self.curve.in_step * back
-        forward[_MEMORY] += ahead.sum(axis=0)
-        backward[_MEMORY] += back.sum(axis=0)
+        sums.forward[_MEMORY] += ahead.sum(axis=0)
+        sums.backward[_MEMORY] += back.sum(axis=0)
         for index, row in enumerate(rows):
             bits = set(modules_with(row.module))
             if row.also:
                 bits |= set(modules_with(row.also))
             for bit in bits:
-                recompute[bit, _MEMORY] += ahead[index]
+                sums.recompute[bit, _MEMORY] += ahead[index]
 
     def _stream_seconds(self, ledger: Ledger, rows: list[Stream], side: str) -> np.ndarray:
         """[rows, K] seconds of one pass; an operation that a key does not have launches nothing."""
@@ -255,9 +276,7 @@ class Pricer:
             kernels = kernels * np.maximum(ledger.stack([row.groups for row in rows]), 1)
         return streaming_seconds(self.curve, self.gpu, size, kernels)
 
-    def _wait_for_launches(
-        self, ledger: Ledger, forward: np.ndarray, backward: np.ndarray, recompute: np.ndarray
-    ) -> None:
+    def _wait_for_launches(self, ledger: Ledger, sums: _Sums) -> None:
         """Charges what the host needs beyond the GPU to launch a piece's operations one by one.
 
         Forward, and when that is repeated, the host reads counts of tokens before it goes on, and the GPU has nothing
@@ -268,30 +287,44 @@ class Pricer:
         routed = any(row.grouped for row in ledger.gemms)
         slower = self.cluster.host_work_ratio
         waits = self.runtime.dispatch_host_s if routed else 0.0
-        for side, times in (("forward", forward), ("backward", backward)):
+        for side, times in (("forward", sums.forward), ("backward", sums.backward)):
             host = slower * launch_seconds(ledger, self.runtime, self.placements, self.work, side)
             beside, alone = (0.0, waits) if side == "forward" else (waits, 0.0)
             times[_HOST] += np.maximum(host + beside - times.sum(axis=0), 0.0) + alone
         for bit in modules_with("moe"):
-            recompute[bit, _HOST] += waits
+            sums.recompute[bit, _HOST] += waits
 
-    def _charge(self, row: Exchange, seconds: np.ndarray, forward, backward, recompute, skipped) -> None:
+    def _charge(self, row: Exchange, seconds: np.ndarray, sums: _Sums) -> None:
         """Charges what is exposed of a collective to its owner."""
         owner = _OWNER_OF_AXIS[row.axis]
         if row.when == "backward":
-            backward[owner] += seconds
+            sums.backward[owner] += seconds
             return
-        forward[owner] += seconds
+        sums.forward[owner] += seconds
         if stops_before(self.runtime, row):
-            skipped[owner] += seconds
+            sums.skipped[owner] += seconds
             return
         for bit in modules_with(row.module):
-            recompute[bit, owner] += seconds
+            sums.recompute[bit, owner] += seconds
 
 
 def _waiting(ledger: Ledger, products: Products) -> np.ndarray:
     """[K] seconds of weight gradients that can wait."""
     return (ledger.stack([row.waits for row in products.rows]) * products.seconds("wgrad")).sum(axis=0)
+
+
+def _of_weights(ledger: Ledger) -> dict[str, np.ndarray]:
+    """Cost's columns of parameters and of what the optimizer does with them."""
+    weights = ledger.weights
+    return {
+        "dense": ledger.total([row.elements for row in weights if not row.expert]),
+        "expert": ledger.total([row.elements for row in weights if row.expert]),
+        "matrix": ledger.total([row.elements for row in weights if row.matrix]),
+        "factored": ledger.total([row.elements if row.factored is None else row.factored for row in weights]),
+        "wgrad_mixer": _placeholders(ledger, "mixer"),
+        "wgrad_feed": _placeholders(ledger, "feed"),
+        "newton_schulz": ledger.total([_newton_schulz(row) for row in weights if row.matrix]),
+    }
 
 
 def _placeholders(ledger: Ledger, part: str) -> np.ndarray:
