@@ -10,14 +10,14 @@ from typing import Any
 from fivefold.errors import FivefoldError
 from fivefold.interop.megatron.commands import Launch, ScriptInputs, find_launch
 from fivefold.interop.megatron.given import Given, Setting
-from fivefold.interop.megatron.layout_options import SHARDING, is_fsdp, read_layout
+from fivefold.interop.megatron.layout_options import SHARDING, LayoutParts, is_fsdp, read_layout
 from fivefold.interop.megatron.model import ModelParts, build_model, padded_vocab
 from fivefold.interop.megatron.notes import Assumed, assumed_values, left_out, odd_vocabulary
 from fivefold.interop.megatron.options import OPTIONS
 from fivefold.interop.megatron.recipes import assume_recipe, recipe_model
 from fivefold.interop.megatron.rules import Facts, broken_options, mistakes
 from fivefold.interop.megatron.settings import add_words, script_settings, yaml_settings
-from fivefold.interop.megatron.workload import read_workload
+from fivefold.interop.megatron.workload import WorkParts, read_workload
 from fivefold.interop.source import plain, read_text, unreadable
 from fivefold.layout import Layout, Workload
 from fivefold.layout.rules import Violation
@@ -104,61 +104,86 @@ def _read_source(text: str, name: str, root: Path | None, asked: Asked) -> Readi
 # ---------------------------------------------------------------- assembly
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Complete:
+    """A launch that misses nothing. recipe: (option, value, where it comes from) of what the recipe's name stands for;
+    shape, batch: layout and workload with what was noticed of them."""
+
+    facts: Facts
+    gpus: int
+    gpus_per_node: int | None
+    recipe: list[tuple[str, object, str]]
+    shape: LayoutParts
+    batch: WorkParts
+
+
 def _assembled(launch: Launch, given: Given, style: str, name: str, asked: Asked) -> Reading:
-    parts = _model(launch, given, style, name, asked)
-    model = parts.spec
-    recipe = assume_recipe(given, _words(launch)) if style == "bridge" else []
-    layers = model.layers if model else 1
-    moe = model.is_moe if model else False
-    shape = read_layout(given, layers, moe)
-    gpus, per_node = _gpus(launch, given, asked)
-    replica = shape.layout.tp * shape.layout.pp * shape.layout.cp
-    dp = gpus // replica if gpus and gpus % replica == 0 else 0
-    work = read_workload(given, shape.layout.micro_batch, dp, style)
-    if style == "bridge" and not _complete(given):
-        _ask_recipe(given)
-    if given.missing or model is None or work.work is None or gpus is None:
-        raise _missing(given, name, style)
-    facts = Facts(
-        given=given,
-        model=model,
-        layout=shape.layout,
-        work=work.work,
-        parts=parts,
-        dp=dp,
-        connections=launch.environment.get("CUDA_DEVICE_MAX_CONNECTIONS"),
-        blackwell=(asked.gpu or (launch.world.gpu[0] if launch.world.gpu else "")).lower().startswith(_BLACKWELL),
-        allocator=launch.environment.get("PYTORCH_CUDA_ALLOC_CONF", ""),
-    )
+    read = _complete(launch, given, style, name, asked)
+    facts = read.facts
+    model, layout = facts.model, facts.layout
     violations = broken_options(facts, command_line=style != "bridge")
     not_modelled = [*_not_modelled(given)]
     if not_modelled and not violations:
         raise not_modelled[0].error()
     multiple = given.integer("--make-vocab-size-divisible-by") or 128
+    assumed = assumed_values(launch, given, [*facts.parts.assumed, *read.recipe], read.batch.assumed, facts)
     return Reading(
         source=name,
         style=style,
         model=model,
-        work=work.work,
-        layout=shape.layout,
-        gpus=gpus,
-        gpus_per_node=per_node,
-        gpu=launch.world.gpu[0] if launch.world.gpu else None,
+        work=facts.work,
+        layout=layout,
+        gpus=read.gpus,
+        gpus_per_node=read.gpus_per_node,
+        gpu=_gpu(launch),
         given=given,
         launch=launch,
-        padded_vocab=padded_vocab(model.vocab, multiple, shape.layout.tp),
+        padded_vocab=padded_vocab(model.vocab, multiple, layout.tp),
         violations=violations,
-        assumed=[*assumed_values(launch, given, [*parts.assumed, *recipe], work.assumed, facts)],
+        assumed=[*assumed],
         notes=[
             *(each.note() for each in not_modelled),
-            *odd_vocabulary(model, multiple, shape.layout.tp),
+            *odd_vocabulary(model, multiple, layout.tp),
             *launch.notes,
-            *parts.notes,
-            *shape.notes,
-            *work.notes,
+            *facts.parts.notes,
+            *read.shape.notes,
+            *read.batch.notes,
             *left_out(given, launch),
         ],
     )
+
+
+def _complete(launch: Launch, given: Given, style: str, name: str, asked: Asked) -> _Complete:
+    """Raises what lists everything that is missing."""
+    parts = _model(launch, given, style, name, asked)
+    model = parts.spec
+    recipe = assume_recipe(given, _words(launch)) if style == "bridge" else []
+    shape = read_layout(given, model.layers if model else 1, model.is_moe if model else False)
+    layout = shape.layout
+    gpus, per_node = _gpus(launch, given, asked)
+    replica = layout.tp * layout.pp * layout.cp
+    dp = gpus // replica if gpus and gpus % replica == 0 else 0
+    batch = read_workload(given, layout.micro_batch, dp, style)
+    if style == "bridge":
+        _ask_recipe(given)
+    if given.missing or model is None or batch.work is None or gpus is None:
+        raise _missing(given, name, style)
+    facts = Facts(
+        given=given,
+        model=model,
+        layout=layout,
+        work=batch.work,
+        parts=parts,
+        dp=dp,
+        connections=launch.environment.get("CUDA_DEVICE_MAX_CONNECTIONS"),
+        blackwell=(asked.gpu or _gpu(launch) or "").lower().startswith(_BLACKWELL),
+        allocator=launch.environment.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+    )
+    return _Complete(facts=facts, gpus=gpus, gpus_per_node=per_node, recipe=recipe, shape=shape, batch=batch)
+
+
+def _gpu(launch: Launch) -> str | None:
+    return launch.world.gpu[0] if launch.world.gpu else None
 
 
 def _model(launch: Launch, given: Given, style: str, name: str, asked: Asked) -> ModelParts:
@@ -199,10 +224,6 @@ _RECIPE_OPTIONS = (
     "--global-batch-size",
     "--seq-length",
 )
-
-
-def _complete(given: Given) -> bool:
-    return all(option in given for option in _RECIPE_OPTIONS)
 
 
 def _ask_recipe(given: Given) -> None:
