@@ -111,12 +111,21 @@ def test_nanotron_stages_follow_its_loop(run):
     assert [high - low for ((low, high),) in resolved.stages] == expected
 
 
+_126_BLOCKS = {"layers": 126, "pp": 8, "tp": 1, "dp": 1, "vpp": None, "framework": "NeMo 24.07"}
+
+
 def test_126_blocks_run_with_embedding_and_head_counted():
-    layout = convert(
-        changed("simumax-0001", layers=126, pp=8, tp=1, dp=1, vpp=None, framework="NeMo 24.07", recompute_kind="none")
-    ).layout
+    layout = convert(changed("simumax-0001", **_126_BLOCKS, recompute_kind="none")).layout
     assert layout.account_for_embedding
     assert layout.account_for_loss
+
+
+@pytest.mark.parametrize("runtime", ["nanotron", "torchtitan"])
+def test_a_profile_that_splits_by_itself_is_given_no_counts(runtime):
+    case = convert(changed("simumax-0001", **_126_BLOCKS, recompute_kind="none"), runtime)
+    assert not case.layout.account_for_embedding
+    assert not case.layout.account_for_loss
+    assert "stages" in case.assumed
 
 
 @pytest.mark.parametrize(

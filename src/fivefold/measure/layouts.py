@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fivefold.layout import Layout, Recompute
+from fivefold.layout import Layout, Recompute, split_policy
 from fivefold.layout.layout import RECOMPUTE_MODULES, Overlap, RecomputeModule
 from fivefold.layout.workload import QUANTISED
 from fivefold.measure.frameworks import Framework
@@ -65,7 +65,7 @@ def layout_of(
         schedule=schedule_of(run, pp, vpp, assumed),
         recompute=_recompute(run, model, line, assumed),
         overlap=_overlap(run, model, line, assumed),
-        **_stages(run, model, vpp, line, assumed),
+        **_stages(run, model, vpp, line, runtime, assumed),
     )
     return layout, groups
 
@@ -126,19 +126,19 @@ def _micro_batch(run: Run, line: Framework, assumed: set[str]) -> int:
     return max(local // pp, 1) if line.pipeline_fills else 1
 
 
-def _stages(run: Run, model: ModelSpec, vpp: int, line: Framework, assumed: set[str]) -> dict[str, Any]:
-    """How blocks lie on the pipeline: evenly, unless the framework is known to do otherwise.
+def _stages(run: Run, model: ModelSpec, vpp: int, line: Framework, runtime: str, assumed: set[str]) -> dict[str, Any]:
+    """How blocks lie on the pipeline: by the profile's own split where it has one, else evenly unless the framework is
+    known to do otherwise.
 
-    nanotron's profile has a split of its own. On Megatron-Core, models such as Llama 3.1 405B (126 blocks) run with
-    embedding and head counted as a block each; where modules of multi-token prediction are trained, they and the head
-    lie on the last stage, with fewer blocks (set_deepseek_v3_pipeline_model_parallel_layout
-    of Megatron-Bridge's recipes: 16, 16, 16 and 13 of 61). So are blocks there that do not divide otherwise
-    (_get_kimi_k2_pipeline_layout).
+    On Megatron-Core, models such as Llama 3.1 405B (126 blocks) run with embedding and head counted as a block each;
+    where modules of multi-token prediction are trained, they and the head lie on the last stage, with fewer blocks
+    (set_deepseek_v3_pipeline_model_parallel_layout of Megatron-Bridge's recipes: 16, 16, 16 and 13 of 61). So are
+    blocks there that do not divide otherwise (_get_kimi_k2_pipeline_layout).
     """
     pp = run.pp or 1
     if pp == 1:
         return {}
-    if (run.framework or "").lower().startswith("nanotron"):
+    if split_policy(runtime) != "even":
         assumed.add("stages")
         return {}
     uneven = model.layers % (pp * vpp) > 0
