@@ -15,7 +15,7 @@ from ranks import run_ranks
 from fivefold.layout import Overlap, Recompute, ResolvedLayout
 from fivefold.layout.grids import rank_coordinates
 from fivefold.model import Attention, Block, BlockRun, FeedForward, ModelSpec, model_tensors
-from fivefold.train.init import load_full, seed_of, shard_of
+from fivefold.train.init import seed_of, shard_of
 from fivefold.train.loss import IGNORED, cross_entropy_sum
 from fivefold.train.mesh import Mesh
 from fivefold.train.model import Decoder, tensor_table
@@ -83,6 +83,15 @@ def _random(name: str, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed_of(1, name)))
 
 
+def whole(spec: ModelSpec) -> Decoder:
+    """The decoder in this process, with these weights."""
+    decoder = Decoder(spec, dtype=torch.float64)
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            parameter.copy_(weights(spec)[name])
+    return decoder
+
+
 def batch(vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and labels, [BATCH, SEQ]; unevenly many of the labels count."""
     generator = torch.Generator().manual_seed(3)
@@ -96,8 +105,7 @@ def batch(vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
 @cache
 def reference(spec: ModelSpec) -> tuple[float, Gradients]:
     """Loss and gradients in this process."""
-    decoder = Decoder(spec, dtype=torch.float64)
-    load_full(decoder, spec, weights(spec), {})
+    decoder = whole(spec)
     tokens, labels = batch(spec.vocab)
     loss = cross_entropy_sum(decoder(tokens), labels) / int((labels != IGNORED).sum())
     loss.backward()
@@ -116,18 +124,25 @@ def layout(
 
 def build(spec: ModelSpec, mesh: Mesh, ulysses: int | None = None, again: Recompute | None = None) -> Decoder:
     """The decoder with whole weights, then cut."""
-    decoder = Decoder(spec, dtype=torch.float64)
-    load_full(decoder, spec, weights(spec), {})
+    decoder = whole(spec)
     tensor.apply(decoder, mesh, mesh.layout.sequence_parallel, mesh.layout.overlap.tp)
     context.apply(decoder, mesh, mesh.layout.cp_kind, ulysses)
     recompute.apply(decoder, again or Recompute())
     return decoder
 
 
+def sum_partial(decoder: Decoder, mesh: Mesh) -> None:
+    """Sums gradients over the tp ranks that each hold a term, as the trainer does bucket by bucket."""
+    parameters = dict(decoder.named_parameters())
+    for name, group in tensor.partial_gradients(decoder, mesh, mesh.layout.sequence_parallel).items():
+        if (gradient := parameters[name].grad) is not None:
+            dist.all_reduce(gradient, group=group)
+
+
 def step(decoder: Decoder, mesh: Mesh, ulysses: int | None = None, reduce: bool = True) -> tuple[float, Gradients]:
     """One forward and backward of this rank's tokens; the loss over all ranks, and this rank's reduced gradients."""
     decoder.zero_grad()
-    kind, sp = mesh.layout.cp_kind, mesh.layout.sequence_parallel
+    kind = mesh.layout.cp_kind
     tokens, labels = batch(decoder.spec.vocab)
     valid = int((labels != IGNORED).sum())
     positions = context.split(torch.arange(SEQ), mesh, kind, dim=0, ulysses=ulysses)
@@ -135,7 +150,7 @@ def step(decoder: Decoder, mesh: Mesh, ulysses: int | None = None, reduce: bool 
     loss = VocabCrossEntropy(mesh, decoder.spec.vocab)(decoder(here[0], positions), here[1]) / valid
     loss.backward()
     if reduce:
-        tensor.reduce_gradients(decoder, mesh, sp)
+        sum_partial(decoder, mesh)
     total = loss.detach().clone()
     if mesh.group("cp") is not None:
         for tensor_ in (total, *(p.grad for p in decoder.parameters() if p.grad is not None)):

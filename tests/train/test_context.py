@@ -84,8 +84,9 @@ def check_ring(
         return [out.detach(), *torch.autograd.grad(out, local, context.split(grad, mesh, "p2p"))]
 
     results = run_ranks(ranks, on_rank)
-    for i, expected in enumerate(wanted_all):
-        got = context.merge([result[i] for result in results], "p2p").double()
+    held = torch.cat([context.held_positions(seq, ranks, i, "p2p") for i in range(ranks)])
+    for i, whole in enumerate(wanted_all):
+        got, expected = torch.cat([result[i] for result in results], dim=1).double(), whole[:, held]
         assert (got - expected).norm() <= bound * expected.norm(), ("out", "q", "k", "v")[i]
 
 
@@ -167,14 +168,12 @@ SHAPES = st.sampled_from([(1, 1), (2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (4, 4)
 
 
 @given(shape=SHAPES, multiple=st.integers(1, 3))
-def test_every_token_is_held_once_and_merge_inverts_split(shape: tuple[int, int], multiple: int) -> None:
+def test_every_token_is_held_once(shape: tuple[int, int], multiple: int) -> None:
     cp, ulysses = shape
     length = 2 * cp * multiple
     held = [context.held_positions(length, cp, i, "p2p", ulysses) for i in range(cp)]
     assert sorted(torch.cat(held).tolist()) == list(range(length))
     assert len({len(h) for h in held}) == 1
-    x = torch.randn(2, length, 3)
-    assert torch.equal(context.merge([x[:, h] for h in held], "p2p", ulysses=ulysses), x)
 
 
 @given(cp=st.integers(1, 8), multiple=st.integers(1, 3))

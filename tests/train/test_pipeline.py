@@ -7,6 +7,7 @@ import weakref
 from collections import defaultdict
 from itertools import product
 
+import axes
 import pytest
 import torch
 from ranks import run_ranks
@@ -25,7 +26,7 @@ from fivefold.train.mesh import Mesh
 from fivefold.train.model import Decoder, tensor_table
 from fivefold.train.parallel import tensor
 from fivefold.train.parallel.peers import BoundaryTensor, releases
-from fivefold.train.parallel.pipeline import Pipeline, Stage, decoder_stage, sum_tied_gradient, tied_pair
+from fivefold.train.parallel.pipeline import Pipeline, Stage, decoder_stage, tied_pair
 from fivefold.train.parallel.split_backward import input_gradient
 from fivefold.train.parallel.vocabulary import VocabCrossEntropy
 
@@ -149,10 +150,11 @@ def run_case(rank, kind, p, m, model, sum_tied=True, split=True, wrap=lambda par
     runner, parts = build(kind, p, m, rank, model, batches, split=split, wrap=wrap)
     losses = runner.run()
     pair = tied_pair(placement(kind), p, CHUNKS[kind])
-    if model.spec.tied_embeddings and pair is not None and rank in pair and sum_tied:
-        part = parts[0] if rank == pair[0] else parts[-1]
-        weight = part.embed_tokens.weight if rank == pair[0] else part.lm_head.weight
-        sum_tied_gradient(weight.grad, rank, pair, torch.distributed.group.WORLD)
+    if model.spec.tied_embeddings and pair is not None and sum_tied:
+        group = torch.distributed.new_group(list(pair))  # by every rank
+        if rank in pair:
+            weight = parts[0].embed_tokens.weight if rank == pair[0] else parts[-1].lm_head.weight
+            torch.distributed.all_reduce(weight.grad, group=group)
     return losses, gradients(parts)
 
 
@@ -268,7 +270,7 @@ def run_with_tensor_parallel(rank, kind, m, model, sequence_parallel):
     boundary = BoundaryTensor((2, SEQ // 2 if sequence_parallel else SEQ, 8), torch.float64)
     Pipeline(actions(kind, 2, m, v), mesh.index("pp"), stages, place, mesh.group("pp"), boundary).run()
     for part in parts:
-        tensor.reduce_gradients(part, mesh, sequence_parallel)
+        axes.sum_partial(part, mesh)
     return gradients(parts), (mesh.index("tp"), 2)
 
 

@@ -9,7 +9,6 @@ from ranks import run_ranks
 
 from fivefold.errors import FivefoldError
 from fivefold.layout import Recompute
-from fivefold.train.init import load_full
 from fivefold.train.loss import cross_entropy_sum
 from fivefold.train.mesh import Mesh
 from fivefold.train.model import Decoder
@@ -23,9 +22,7 @@ ALL = [FULL, Recompute(kind="full", layers=1), Recompute(kind="selective")] + [
 
 
 def decoder(name: str, how: Recompute, layers: int = 3) -> Decoder:
-    spec = axes.model(name, layers)
-    model = Decoder(spec, dtype=torch.float64)
-    load_full(model, spec, axes.weights(spec), {})
+    model = axes.whole(axes.model(name, layers))
     recompute.apply(model, how)
     return model
 

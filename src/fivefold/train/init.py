@@ -6,7 +6,7 @@ a part of a tensor holds the same numbers as one process would. The price is tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import cast
 
@@ -61,30 +61,12 @@ def shard_of(full: torch.Tensor, tensor: Tensor, coordinates: Coordinates = WHOL
     return full.chunk(parts, dim=dimension)[part]
 
 
-def full_of(shards: Sequence[torch.Tensor], tensor: Tensor) -> torch.Tensor:
-    """The whole tensor from the parts of all ranks of tp, in their order; the inverse of shard_of."""
-    places = [place(tensor, index, len(shards)) for index in range(len(shards))]
-    first: dict[int, torch.Tensor] = {}
-    for (_, part, _), shard in zip(places, shards, strict=True):
-        first.setdefault(part, shard)
-    whole = torch.cat([first[part] for part in sorted(first)], dim=places[0][0])
-    return whole[: tensor.shape[0]] if tensor.split == "vocab" else whole
-
-
 def initialise(module: nn.Module, spec: ModelSpec, seed: int = 0, coordinates: Coordinates = WHOLE) -> None:
     """Fill every parameter of `module`, a Decoder with any axes applied, with its part of the initial weights."""
     table = tensor_table(spec)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.copy_(shard_of(full_tensor(table[name], seed), table[name], coordinates))
-
-
-def load_full(module: nn.Module, spec: ModelSpec, full: Mapping[str, torch.Tensor], coordinates: Coordinates) -> None:
-    """Fill every parameter of `module` from full tensors by name. Raises KeyError for a missing one."""
-    table = tensor_table(spec)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            parameter.copy_(shard_of(full[table[name].name], table[name], coordinates))
 
 
 def place(tensor: Tensor, index: int, size: int) -> tuple[int, int, int]:

@@ -112,12 +112,3 @@ def all_gather(tensor: torch.Tensor, group: Group) -> torch.Tensor:
     whole = tensor.new_empty((tensor.shape[0] * group.size(), *tensor.shape[1:]))
     gather_into(whole, tensor.contiguous(), group=group)
     return whole
-
-
-def reduce_scatter(tensor: torch.Tensor, group: Group) -> torch.Tensor:
-    """This rank's part along dimension 0 of the sum over the group. Dimension 0 has to divide by its size."""
-    if group is None:
-        return tensor
-    part = tensor.new_empty((tensor.shape[0] // group.size(), *tensor.shape[1:]))
-    reduce_scatter_into(part, tensor.contiguous(), group=group)
-    return part

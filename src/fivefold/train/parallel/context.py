@@ -16,7 +16,6 @@ held_positions names and split takes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -63,13 +62,6 @@ def split(x: Tensor, mesh: Mesh, kind: CpKind, dim: int = 1, ulysses: int | None
     """This rank's part of x (tokens, labels, positions) along its sequence dimension."""
     where = held_positions(x.shape[dim], mesh.size("cp"), mesh.index("cp"), kind, ulysses)
     return x.index_select(dim, where.to(x.device))
-
-
-def merge(parts: Sequence[Tensor], kind: CpKind, dim: int = 1, ulysses: int | None = None) -> Tensor:
-    """The whole sequence from the parts of all ranks of cp in their order: the inverse of split."""
-    whole = torch.cat(list(parts), dim=dim)
-    held = [held_positions(whole.shape[dim], len(parts), i, kind, ulysses) for i in range(len(parts))]
-    return whole.index_select(dim, torch.cat(held).argsort().to(whole.device))
 
 
 def _ulysses_ranks(size: int, kind: CpKind, ulysses: int | None) -> int:

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
@@ -252,17 +251,3 @@ def tied_pair(placement: Placement, p: int, v: int) -> tuple[int, int] | None:
     """The pipeline ranks of the first and the last stage, None when they are one: then both share one Parameter."""
     first, last = placement.home(0, p)[0], placement.home(p * v - 1, p)[0]
     return None if first == last else (first, last)
-
-
-def sum_tied_gradient(gradient: Tensor, rank: int, pair: tuple[int, int], group: Group) -> None:
-    """Add the other rank's gradient of the tied embedding to this one, in place, on both ranks of `pair`.
-
-    Once per step, after the last backward. Between two ranks a plain exchange moves what an all-reduce would, and
-    a + b is b + a to the last bit, so both copies stay equal.
-    """
-    peer = pair[1] if rank == pair[0] else pair[0]
-    outgoing, incoming = gradient.contiguous(), torch.empty_like(gradient, memory_format=torch.contiguous_format)
-    sides = ((dist.isend, outgoing), (dist.irecv, incoming))
-    for work in dist.batch_isend_irecv([dist.P2POp(op, t, group=group, group_peer=peer) for op, t in sides]):
-        work.wait()
-    gradient += incoming

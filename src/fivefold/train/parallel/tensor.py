@@ -11,7 +11,7 @@ rank's part of a gathered input is saved; backward gathers it again beside the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -131,7 +131,7 @@ def apply(model: Decoder, mesh: Mesh, sequence_parallel: bool, overlap: bool = F
 
     The model has whole parameters (on the meta device, shapes); afterwards each rank holds its part under the same
     name. Hidden states between stages become [batch, seq / tp, hidden] with sequence parallelism. Gradients that are
-    partial then have to be summed: see reduce_gradients. Nothing to do when tp is 1.
+    partial then have to be summed: see partial_gradients. Nothing to do when tp is 1.
     overlap: the linear layers' gathers and reduce-scatters run in pieces beside their products; it needs sequence
     parallelism, without which there is none of them.
     Raises FivefoldError for degrees that do not divide.
@@ -259,33 +259,3 @@ def partial_gradients(model: Decoder, mesh: Mesh, sequence_parallel: bool) -> di
 
 
 _PER_HEAD = ("q_norm.weight", "k_norm.weight")
-
-
-def reduce_gradients(
-    model: Decoder,
-    mesh: Mesh,
-    sequence_parallel: bool,
-    gradient: Callable[[nn.Parameter], Tensor | None] = lambda parameter: parameter.grad,
-) -> None:
-    """Sum the partial gradients over their groups, in place, one all-reduce per group.
-
-    Once per step, after the last backward; before or after the reduction over data-parallel ranks makes no
-    difference. gradient: where a parameter's gradient is (the fp32 one of mixed precision, say). A parameter without
-    a gradient has to be without one on all ranks.
-    """
-    parameters = dict(model.named_parameters())
-    by_group: dict[dist.ProcessGroup, list[Tensor]] = {}
-    for name, group in partial_gradients(model, mesh, sequence_parallel).items():
-        grad = gradient(parameters[name])
-        if grad is not None:
-            by_group.setdefault(group, []).append(grad)
-    for group, grads in by_group.items():
-        _sum_together(grads, group)
-
-
-def _sum_together(grads: Iterable[Tensor], group: dist.ProcessGroup) -> None:
-    grads = list(grads)
-    flat = torch.cat([grad.flatten() for grad in grads])
-    dist.all_reduce(flat, group=group)
-    for grad, total in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
-        grad.copy_(total.view_as(grad))
