@@ -18,7 +18,6 @@ from fivefold.cluster import (
     Cluster,
     Link,
     bytes_sent_per_rank,
-    cheapest_algorithm,
     collective_seconds,
     dispatch_seconds,
     load_cluster,
@@ -73,8 +72,10 @@ def test_tree_over_domains():
     small = place(cluster, 16, 1)
     assert float(small.tree_s[0]) == pytest.approx(2 * (3 * 1e-6 + 2 * 10e-6))
     assert float(small.tree_s_per_byte[0]) == pytest.approx(2 / 40e9 / 0.92)
-    assert cheapest_algorithm(cluster, "all_reduce", 1e3, small) == ["tree"]
-    assert cheapest_algorithm(cluster, "all_reduce", 1e10, small) == ["ring"]
+    assert seconds(cluster, "all_reduce", 1e3, 16) == pytest.approx(
+        float(small.tree_s[0] + 1e3 * small.tree_s_per_byte[0])
+    )
+    assert seconds(cluster, "all_reduce", 1e10, 16) == seconds(ideal(), "all_reduce", 1e10, 16)  # the ring's
 
 
 def test_two_domains_favour_the_tree():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fivefold.cluster import Cluster, Link, dense_groups, expert_groups, load_cluster, place
+from fivefold.cluster import Cluster, Link, load_cluster, place
 from fivefold.errors import FivefoldError
 
 degree = st.sampled_from([1, 2, 3, 4, 6, 8])
@@ -25,6 +25,14 @@ def grid_groups(sizes: dict[str, int], axes: tuple[str, ...]) -> list[list[int]]
     moving = [i for i, name in enumerate(order) if name in axes]
     moved = ranks.transpose(fixed + moving)
     return moved.reshape(-1, int(np.prod([ranks.shape[i] for i in moving]))).tolist()
+
+
+def progression(group: list[int]) -> tuple[int, int]:
+    """(size, stride) of a group, whose ranks are that far apart."""
+    ranks = sorted(group)
+    stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    assert ranks == list(range(ranks[0], ranks[0] + len(ranks) * stride, stride))
+    return len(ranks), stride
 
 
 def cluster_of(world: int, spans: tuple[int, ...]) -> Cluster:
@@ -44,15 +52,11 @@ def test_dense_groups_cross_what_their_members_cross(tp, cp, dp, pp, span):
     world = tp * cp * dp * pp
     cluster = cluster_of(world, (span, 2 * span))
     sizes = {"tp": tp, "cp": cp, "dp": dp, "pp": pp}
-    axes = {"tp": ("tp",), "cp": ("cp",), "dp": ("dp",), "dp_cp": ("dp", "cp"), "pp": ("pp",)}
-    groups = dense_groups(tp, cp, dp, pp)
-    for name, moving in axes.items():
+    for moving in (("tp",), ("cp",), ("dp",), ("dp", "cp"), ("pp",)):
         expected = grid_groups(sizes, moving)
-        n, stride = groups[name]
-        assert sorted(expected[0]) == list(range(0, n * stride, stride))
-        placement = place(cluster, n, stride)
+        placement = place(cluster, *progression(expected[0]))
         for level, width in enumerate(cluster.spans):
-            assert (placement.members[level, 0], placement.domains[level, 0]) == brute(expected, width), (name, level)
+            assert (placement.members[level, 0], placement.domains[level, 0]) == brute(expected, width), (moving, level)
 
 
 @given(etp=degree, ep=degree, edp=degree, pp=degree, span=st.sampled_from([3, 8, 16]))
@@ -60,28 +64,10 @@ def test_dense_groups_cross_what_their_members_cross(tp, cp, dp, pp, span):
 def test_expert_groups_cross_what_their_members_cross(etp, ep, edp, pp, span):
     cluster = cluster_of(etp * ep * edp * pp, (span,))
     sizes = {"etp": etp, "ep": ep, "edp": edp, "pp": pp}
-    for name, (n, stride) in expert_groups(etp, ep, edp, pp).items():
-        placement = place(cluster, n, stride)
-        got = (placement.members[0, 0], placement.domains[0, 0])
-        assert got == brute(grid_groups(sizes, (name,)), cluster.spans[0])
-
-
-@given(st.integers(1, 3), st.integers(0, 3), st.integers(0, 3))
-@settings(deadline=None)
-def test_hsdp_splits_the_data_parallel_group(log_cp, log_replicate, log_shard):
-    cp, replicate, shard = 2**log_cp, 2**log_replicate, 2**log_shard * 2**log_cp
-    dp = replicate * shard // cp
-    groups = dense_groups(2, cp, dp, 3, dp_replicate=replicate)
-    (n_shard, s_shard), (n_rep, s_rep) = groups["dp_shard"], groups["dp_replicate"]
-    n, stride = groups["dp_cp"]
-    together = sorted(i * s_shard + j * s_rep for i in range(n_shard) for j in range(n_rep))
-    assert together == list(range(0, n * stride, stride))
-
-
-def test_degrees_may_be_arrays():
-    tp, cp, dp = np.array([1, 8]), np.array([2, 1]), np.array([32, 8])
-    n, stride = dense_groups(tp, cp, dp, 1)["dp_cp"]
-    assert n.tolist() == [64, 8] and stride.tolist() == [1, 8]
+    for name in sizes:
+        expected = grid_groups(sizes, (name,))
+        placement = place(cluster, *progression(expected[0]))
+        assert (placement.members[0, 0], placement.domains[0, 0]) == brute(expected, cluster.spans[0])
 
 
 def test_siblings_share_a_node():

@@ -13,7 +13,6 @@ from fivefold.layout import (
     global_batch_from_tokens,
     parse_count,
     parse_ramp_up,
-    plan_batch,
     plan_ramp_up,
     resolve,
     unusual,
@@ -65,14 +64,9 @@ def test_tokens_per_batch_is_the_nearest_multiple(tokens: int, seq_len: int, mul
             assert miss <= abs(other * seq_len - tokens)
 
 
-def test_batch_plan_and_headroom() -> None:
-    plan = plan_batch(Workload(seq_len=8192, global_batch=512), micro_batch=2, dp=16)
-    assert (plan.accumulation, plan.tokens_per_batch, plan.dp_headroom) == (16, 4_194_304, 16.0)
-    assert plan.notes == []
+def test_headroom() -> None:
+    assert dp_headroom(512, 2, 16) == 16.0
     assert dp_headroom(512, 1, 512) == 1.0
-    with pytest.raises(FivefoldError) as caught:
-        plan_batch(Workload(seq_len=8192, global_batch=256), micro_batch=2, dp=18)
-    assert caught.value.legal == [252, 288]
 
 
 def test_unusual_is_said(models) -> None:

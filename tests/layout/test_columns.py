@@ -97,11 +97,13 @@ def test_defaults() -> None:
     assert (c.dp_shard.tolist(), c.dp_replicate.tolist()) == ([8, 1, 8], [1, 16, 1])
 
 
-def test_take_concat_and_types() -> None:
+def test_take_and_types() -> None:
     c = Columns.build(64, WORK, tp=np.array([1, 2, 4]), micro_batch=np.array([3, 2, 1]))
     assert len(c) == 3
-    again = Columns.concat([c.take([0]), c.take(np.array([False, True, True]))])
-    assert same(c, again)
+    taken = c.take(np.array([True, False, True]))
+    assert same(taken, c.take([0, 2]))
+    assert taken.tp.tolist() == [1, 4]
+    assert taken.micro_batch.tolist() == [3, 1]
     assert all(getattr(c, name).dtype in (np.int64, np.bool_) for name in COLUMN_NAMES)
     assert len(Columns.from_layouts([], 8, WORK)) == 0
 

@@ -29,12 +29,11 @@ def test_bytes_per_parameter() -> None:
 
 def test_selective_recompute_of_gpt3() -> None:
     """Korthikanti et al. 2022, section 5: 2.7% more FLOPs for 70% less activation memory; section 4.3: 5as/h = 80."""
-    cost, saving = simple.selective_recompute(s=2048, h=12288, a=96, L=96, v=51200)
-    assert cost == pytest.approx(0.027, abs=0.0005)
-    assert saving == pytest.approx(0.70, abs=0.005)
-    cost, saving = simple.selective_recompute(s=2048, h=20480, a=128, L=105, v=51200)  # 530B
-    assert cost == pytest.approx(0.016, abs=0.0005)
-    assert saving == pytest.approx(0.65, abs=0.005)
+    for h, a, layers, cost, saving in ((12288, 96, 96, 0.027, 0.70), (20480, 128, 105, 0.016, 0.65)):  # and of 530B
+        flops = {kind: simple.gpt_hardware_flops(1, 2048, layers, h, 51200, kind) for kind in ("none", "selective")}
+        kept = {kind: simple.activation_bytes_per_layer(2048, 1, h, a, variant=kind) for kind in flops}
+        assert flops["selective"] / flops["none"] - 1 == pytest.approx(cost, abs=0.0005)
+        assert 1 - kept["selective"] / kept["none"] == pytest.approx(saving, abs=0.005)
 
 
 def test_activations() -> None:
@@ -93,14 +92,6 @@ def test_compute_per_step() -> None:
     full = simple.compute_flops(0, 10, L=2, attention_width=64, s=128)
     assert full == 10 * 12 * 2 * 64 * 128
     assert simple.compute_flops(0, 10, L=2, attention_width=64, s=128, causal=True) == full / 2
-
-
-def test_data_parallel_break_even() -> None:
-    """The all-reduce of 2 bytes P twice takes as long as a backward of 4 P tokens FLOPs at the break-even."""
-    flops_per_s, link = 400e12, 50e9
-    tokens = simple.data_parallel_break_even_tokens(flops_per_s, link)
-    parameters = 8e9
-    assert 4 * parameters * tokens / flops_per_s == pytest.approx(2 * 2 * parameters / link)
 
 
 def test_unknown_recipe() -> None:

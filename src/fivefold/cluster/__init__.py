@@ -8,12 +8,11 @@ from fivefold.cluster.catalogue import aliases, clusters, gpus, load_cluster, lo
 from fivefold.cluster.collectives import (
     OPERATIONS,
     bytes_sent_per_rank,
-    cheapest_algorithm,
     collective_seconds,
     dispatch_seconds,
     drawn,
 )
-from fivefold.cluster.groups import Placement, dense_groups, expert_groups, place
+from fivefold.cluster.groups import Placement, place
 from fivefold.cluster.limits import AxesTable, Axis, DpLimit, dp_limit, explain_axes
 from fivefold.cluster.spec import Algorithm, Cluster, Gpu, Link
 
@@ -29,14 +28,11 @@ __all__ = [
     "Placement",
     "aliases",
     "bytes_sent_per_rank",
-    "cheapest_algorithm",
     "clusters",
     "collective_seconds",
-    "dense_groups",
     "dispatch_seconds",
     "dp_limit",
     "drawn",
-    "expert_groups",
     "explain_axes",
     "gpus",
     "load_cluster",

@@ -153,15 +153,6 @@ def drawn(places: ArrayLike, choices: int) -> Floats:
     return n * (1 - (1 - 1 / n) ** choices)
 
 
-def cheapest_algorithm(cluster: Cluster, op: str, size_bytes: ArrayLike, placement: Placement) -> list[str]:
-    """Name of the algorithm that collective_seconds took, by row: ring, tree, hierarchical, in_network or direct."""
-    _lookup(OPERATIONS, op)
-    size = np.zeros(1) if op == "barrier" else np.asarray(size_bytes, np.float64)
-    names = [name for name in OPERATIONS[op] if name in (*cluster.algorithms, "ring", "direct")]
-    seconds = [np.atleast_1d(OPERATIONS[op][name](placement, size)) for name in names]
-    return [names[at] for at in np.argmin(np.stack(np.broadcast_arrays(*seconds)), axis=0)]
-
-
 def bytes_sent_per_rank(op: str, size_bytes: ArrayLike, n: ArrayLike) -> Floats:
     """Bytes that the rank which sends most puts on its link (ring algorithms), arrays or scalars broadcast."""
     _lookup(_SENT, op)

@@ -26,34 +26,6 @@ TREE_SHARE = 0.92
 PEERS_AT_ONCE = 8
 
 
-def dense_groups(tp: Any, cp: Any, dp: Any, pp: Any, dp_replicate: Any = 1) -> dict[str, tuple[Any, Any]]:
-    """(size, stride) of every group of the dense grid; ints or arrays.
-
-    "dp_cp" is what gradients are reduced over. With HSDP it is split: "dp_shard" holds neighbours, "dp_replicate" the
-    ranks with equal shards.
-    """
-    shard = dp * cp // dp_replicate
-    return {
-        "tp": (tp, 1 + 0 * tp),
-        "cp": (cp, tp),
-        "dp": (dp, tp * cp),
-        "dp_cp": (dp * cp, tp),
-        "dp_shard": (shard, tp),
-        "dp_replicate": (dp_replicate + 0 * shard, tp * shard),
-        "pp": (pp, tp * cp * dp),
-    }
-
-
-def expert_groups(etp: Any, ep: Any, edp: Any, pp: Any) -> dict[str, tuple[Any, Any]]:
-    """(size, stride) of every group of the expert grid; ints or arrays."""
-    return {
-        "etp": (etp, 1 + 0 * etp),
-        "ep": (ep, etp),
-        "edp": (edp, etp * ep),
-        "pp": (pp, etp * ep * edp),
-    }
-
-
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Where groups lie and what moving data in them costs. Arrays of one row per group; L levels of links.
 

@@ -3,7 +3,6 @@ and the expert grid, the blocks of each pipeline stage, the rules that say which
 arithmetic of batches and their ramp-up."""
 
 from fivefold.layout.batch import (
-    BatchPlan,
     RampPlan,
     RampStep,
     RampUp,
@@ -11,7 +10,6 @@ from fivefold.layout.batch import (
     global_batch_from_tokens,
     parse_count,
     parse_ramp_up,
-    plan_batch,
     plan_ramp_up,
     unusual,
 )
@@ -47,7 +45,6 @@ __all__ = [
     "SCHEDULES",
     "SPLIT_BACKWARD",
     "V_SHAPED",
-    "BatchPlan",
     "Columns",
     "Context",
     "Group",
@@ -71,7 +68,6 @@ __all__ = [
     "legal_values",
     "parse_count",
     "parse_ramp_up",
-    "plan_batch",
     "plan_ramp_up",
     "rank_coordinates",
     "resolve",

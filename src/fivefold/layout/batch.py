@@ -62,43 +62,6 @@ def dp_headroom(global_batch: int, micro_batch: int, dp: int) -> float:
     return global_batch / (micro_batch * dp)
 
 
-class BatchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One step's batch. accumulation: micro-batches per replica. dp_headroom: see dp_headroom(). notes: sentences."""
-
-    global_batch: int
-    micro_batch: int
-    dp: int
-    accumulation: int
-    tokens_per_batch: int
-    dp_headroom: float
-    notes: list[str]
-
-
-def plan_batch(work: Workload, micro_batch: int, dp: int, model: ModelSpec | None = None) -> BatchPlan:
-    """The batch of `work` over `dp` replicas. Raises FivefoldError when it does not divide."""
-    unit = micro_batch * dp
-    if unit < 1 or work.global_batch % unit:
-        below = work.global_batch // max(unit, 1) * unit
-        legal = [size for size in (below, below + unit) if size > 0]
-        raise FivefoldError(
-            f"--global-batch {work.global_batch} is not a multiple of micro-batch {micro_batch} · dp {dp} = {unit}. "
-            f"Nearest: {' or '.join(map(str, legal))}.",
-            code="global-batch-divides",
-            option="--global-batch",
-            value=work.global_batch,
-            legal=legal,
-        )
-    return BatchPlan(
-        global_batch=work.global_batch,
-        micro_batch=micro_batch,
-        dp=dp,
-        accumulation=work.global_batch // unit,
-        tokens_per_batch=work.tokens_per_batch,
-        dp_headroom=dp_headroom(work.global_batch, micro_batch, dp),
-        notes=unusual(work, model),
-    )
-
-
 def unusual(work: Workload, model: ModelSpec | None = None) -> list[str]:
     """What lies outside the usual ranges of pre-training, one sentence each; never an error."""
     notes = []

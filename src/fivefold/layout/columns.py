@@ -200,14 +200,6 @@ class Columns:
         index = np.asarray(index)
         return Columns(**{name: getattr(self, name)[index] for name in COLUMN_NAMES})
 
-    @staticmethod
-    def concat(parts: Iterable[Columns]) -> Columns:
-        """The rows of several Columns, one after the other; at least one part is needed."""
-        parts = list(parts)
-        if not parts:
-            raise FivefoldError("Columns.concat needs at least one part.")
-        return Columns(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMN_NAMES})
-
 
 _1F1B, _INTERLEAVED = SCHEDULES.index("1f1b"), SCHEDULES.index("interleaved")
 

@@ -140,26 +140,6 @@ def gpt_hardware_flops(B: int, s: int, L: int, h: int, v: int, recompute: str = 
     return gpt_model_flops(B, s, L, h, v) + _choose("recompute", recompute, extra)
 
 
-def selective_recompute(s: int, h: int, a: int, L: int, v: int) -> tuple[float, float]:
-    """What recomputing the attention core costs in FLOPs (by the paper's equation 8) and saves in activation bytes.
-
-    Both as fractions of the step without it: GPT-3 175B 2.7% and 70%.
-    """
-    model = gpt_model_flops(1, s, L, h, v)
-    cost = gpt_hardware_flops(1, s, L, h, v, "selective") / model - 1
-    kept = activation_bytes_per_layer(s, 1, h, a, variant="selective")
-    return cost, 1 - kept / activation_bytes_per_layer(s, 1, h, a, variant="none")
-
-
-def data_parallel_break_even_tokens(achieved_flops_per_s: float, link_bytes_per_s: float) -> float:
-    """Tokens per GPU and step from which overlapped 16-bit data parallelism hides its all-reduce, to first order.
-
-    Backward computes 4 P tokens FLOPs while a ring moves 2 x 2 P bytes, so the parameter count cancels. The ring's
-    latency comes second and is left out.
-    """
-    return achieved_flops_per_s / link_bytes_per_s
-
-
 def _choose(option: str, value: str, table: Mapping[str, T]) -> T:
     if value not in table:
         raise FivefoldError(

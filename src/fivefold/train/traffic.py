@@ -100,14 +100,6 @@ class Traffic(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def by_axis(volumes: dict[Key, Volume]) -> dict[str, float]:
-    """Bytes sent by this rank on each axis."""
-    total: dict[str, float] = {}
-    for key, volume in volumes.items():
-        total[key.axis] = total.get(key.axis, 0.0) + volume.sent_bytes
-    return total
-
-
 __all__ = [
     "OPERATORS",
     "Key",
@@ -116,7 +108,6 @@ __all__ = [
     "Transfer",
     "Volume",
     "axis_of",
-    "by_axis",
     "payload_bytes",
     "transfer_of",
 ]
