@@ -9,6 +9,7 @@ import numpy as np
 from fivefold.cluster.groups import Placement, place
 from fivefold.estimate.kernel import Kernel
 from fivefold.estimate.trainer_account import TrainerAccount
+from fivefold.layout import group
 from fivefold.layout.layout import ResolvedLayout
 
 # Whose exposed seconds of the step an axis shares, by its bytes.
@@ -46,14 +47,11 @@ def _placements(kernel: Kernel) -> dict[str, Placement]:
     """Where the groups of each axis lie."""
     one = np.arange(1)
     groups, cluster, c = kernel.groups(one), kernel.problem.cluster, kernel.columns
-    replicas = place(cluster, c.dp_replicate[one], c.tp[one] * c.dp_shard[one])
     return {
         "tp": kernel.pricer.placements["tp"],
         "cp": kernel.pricer.placements["cp"],
-        "dp": place(cluster, c.dp[one], c.tp[one] * c.cp[one]),
-        "dp_cp": place(cluster, c.dp[one] * c.cp[one], c.tp[one]),
+        **{axis: place(cluster, *(part[one] for part in group(c, axis))) for axis in ("dp", "dp_cp", "replicate")},
         "shard": groups.dense,
-        "replicate": replicas,
         "pp": kernel.boundary(one),
         "world": place(cluster, np.array([cluster.gpus]), np.ones(1, dtype=np.int64)),
     }
