@@ -148,8 +148,8 @@ class TrainerAccount:
         tied: dict[str, int] = {}
         for parameters in stage_parameters(self._model, layout, place):
             buckets = buckets_of(parameters, layout.zero, layout.dp_shard, numel, self._model.tied_embeddings)
-            for number, bucket in enumerate(buckets):
-                yield from self._of_a_bucket(rank, bucket, number == 0)
+            for bucket in buckets:
+                yield from self._of_a_bucket(rank, bucket)
             owned: dict[str, int] = {}
             for bucket in buckets:
                 owned |= bucket.owned(index, layout.dp_shard)
@@ -160,9 +160,7 @@ class TrainerAccount:
             ends = tuple(sorted(group_members(layout, "pp", rank)[each] for each in pair))
             yield ends, "all_reduce", grad * sum(tied.values()), 1
 
-    def _of_a_bucket(
-        self, rank: int, bucket: Bucket, is_first: bool
-    ) -> Iterator[tuple[tuple[int, ...], str, float, int]]:
+    def _of_a_bucket(self, rank: int, bucket: Bucket) -> Iterator[tuple[tuple[int, ...], str, float, int]]:
         """Reduction over the sharding ranks, the replicas of their parts, and the parameters' way back."""
         layout, grad, width = self._layout, self._kernel.grad_bytes, self._work.compute_bytes
         shard, replicate = (group_members(layout, axis, rank) for axis in ("shard", "replicate"))

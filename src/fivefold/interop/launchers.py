@@ -154,7 +154,7 @@ def world_of(command: Command, state: State, batch: World) -> World:
     world.gpu = (outer.gpu if outer else None) or batch.gpu
     _combine(world, inner, outer, batch)
     if inner is None and outer is None:
-        _from_variables(world, command, state)
+        _from_variables(world, command)
     return world
 
 
@@ -190,7 +190,7 @@ def _total(world: World, gpus: int, per_node: int | None, source: World) -> None
         world.counts["per_node"] = (per_node, source.counts.get("per_node", (0, place))[1])
 
 
-def _from_variables(world: World, command: Command, state: State) -> None:
+def _from_variables(world: World, command: Command) -> None:
     """WORLD_SIZE as the script sets it, for launchers that are not known."""
     held = command.variables.get("WORLD_SIZE")
     if held and held.values and re.fullmatch(r"\d{1,7}", str(plain(held.values[0].text))):

@@ -63,7 +63,7 @@ def layout_of(
         sequence_parallel=(has_sequence_parallelism(run, line) if run.sp is None else bool(run.sp)) and tp > 1,
         micro_batch=_micro_batch(run, line, assumed),
         schedule=schedule_of(run, pp, vpp, assumed),
-        recompute=_recompute(run, model, line, assumed),
+        recompute=_recompute(run, line, assumed),
         overlap=_overlap(run, model, line, assumed),
         **_stages(run, model, vpp, line, runtime, assumed),
     )
@@ -178,7 +178,7 @@ def _etp(run: Run, tp: int, line: Framework, assumed: set[str]) -> int:
     return tp if line.experts_share_tp or (run.ep or 1) == 1 else 1
 
 
-def _recompute(run: Run, model: ModelSpec, line: Framework, assumed: set[str]) -> Recompute:
+def _recompute(run: Run, line: Framework, assumed: set[str]) -> Recompute:
     kind = recompute_kind(run)
     if line.policies and kind != "none" and stated_policy(run) is not None:
         return Recompute(kind="full")  # but for what the policy keeps

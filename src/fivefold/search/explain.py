@@ -65,7 +65,7 @@ def _summary(problem: Problem, best: Layout, estimate: Estimate, alternatives: s
 
 def dimensions(problem: Problem, runtime: str, best: Layout, estimate: Estimate) -> tuple[DimensionEffect, ...]:
     """Every dimension in use against the same layout without it; the ranks it frees go to data parallelism."""
-    removals = _removals(problem, best)
+    removals = _removals(best)
     options = [option for _, _, options in removals for option in options]
     priced = iter(price_all(problem, runtime, options))
     effects: list[DimensionEffect] = []
@@ -88,7 +88,7 @@ def _of_the_work(problem: Problem, runtime: str, best: Layout, estimate: Estimat
             yield _effect(axis, value, price_all(changed, runtime, [best]), estimate)
 
 
-def _removals(problem: Problem, best: Layout) -> list[tuple[str, Any, list[Layout]]]:
+def _removals(best: Layout) -> list[tuple[str, Any, list[Layout]]]:
     """(axis, its value, layouts without it by micro-batch, the same micro-batch first)."""
     out: list[tuple[str, Any, list[Layout]]] = []
     for axis, unused in _UNUSED.items():

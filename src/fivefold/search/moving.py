@@ -152,7 +152,7 @@ def _alternatives(problem: Problem, layout: Layout) -> dict[str, list[Change]]:
     out: dict[str, list[Change]] = {
         "tp": [_tp(layout, value) for value in divisors if value <= 64],
         "cp": [{"cp": value} for value in divisors if value <= max(work.seq_len // 128, 1)],
-        "pp": [_pp(layout, value) for value in divisors if value <= model.layers],
+        "pp": [_pp(value) for value in divisors if value <= model.layers],
         "micro_batch": [{"micro_batch": value} for value in small],
         "vpp": [{"vpp": value, "schedule": None} for value in range(1, model.layers // max(layout.pp, 1) + 1)],
         "zero": [
@@ -190,7 +190,7 @@ def _tp(layout: Layout, value: int) -> Change:
     return change
 
 
-def _pp(layout: Layout, value: int) -> Change:
+def _pp(value: int) -> Change:
     change: Change = {"pp": value, **EVEN_STAGES}
     return {**change, "vpp": 1, "schedule": None} if value == 1 else change
 

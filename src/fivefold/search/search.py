@@ -88,7 +88,7 @@ def _fewest_gpus(problem: Problem, runtime: str, pins: dict[str, tuple[Any, ...]
     """The same problem on the fewest GPUs, at most those given, on which some layout fits."""
     most = problem.cluster.gpus
     node = problem.cluster.gpus_per_node
-    counts = [n for n in range(1, most + 1) if _usable(n, node, most)]
+    counts = [n for n in range(1, most + 1) if _usable(n, node)]
     for gpus in counts:
         smaller = with_gpus(problem, gpus)
         try:
@@ -100,7 +100,7 @@ def _fewest_gpus(problem: Problem, runtime: str, pins: dict[str, tuple[Any, ...]
     return problem
 
 
-def _usable(gpus: int, node: int, most: int) -> bool:
+def _usable(gpus: int, node: int) -> bool:
     """Part of one node in powers of two, then whole nodes in steps that a batch can divide."""
     if gpus < node:
         return gpus & (gpus - 1) == 0

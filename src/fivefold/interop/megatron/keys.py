@@ -72,7 +72,7 @@ _IGNORED = re.compile(
 )
 
 
-def read_mapping(given: Given, tree: Mapping[str, Any], file: str, place_of: Callable[[str], Place]) -> dict[str, Any]:
+def read_mapping(given: Given, tree: Mapping[str, Any], place_of: Callable[[str], Place]) -> dict[str, Any]:
     """A YAML file's keys as settings. Returns the leaves that are for the launch itself: nodes and devices."""
     leaves = dict(_leaves(tree, "", 0))
     for path, value in leaves.items():

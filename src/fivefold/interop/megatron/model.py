@@ -70,10 +70,10 @@ def build_model(given: Given, name: str) -> ModelParts:
         if value > most:
             given.missing[option] = f"{option} {value:,} is beyond the {most:,} that fivefold reads"
     mixer = _mixer(given, parts, hidden, heads)
-    blocks = _blocks(given, parts, mixer, layers, hidden)
+    blocks = _blocks(given, mixer, layers, hidden)
     if given.missing or blocks is None or mixer is None:
         return parts
-    parts.spec = _spec(given, parts, name, hidden, vocab, blocks)
+    parts.spec = _spec(given, name, hidden, vocab, blocks)
     return parts
 
 
@@ -86,7 +86,7 @@ def _explain_checkpoint(given: Given) -> None:
             )
 
 
-def _spec(given: Given, parts: ModelParts, name: str, hidden: int, vocab: int, blocks: list[Block]) -> ModelSpec:
+def _spec(given: Given, name: str, hidden: int, vocab: int, blocks: list[Block]) -> ModelSpec:
     positions = given.integer("--max-position-embeddings")
     seq = given.integer("--seq-length") or 1
     kind = given.word("--position-embedding-type")
@@ -164,7 +164,7 @@ def _kv_heads(given: Given, parts: ModelParts, heads: int) -> int:
 # ---------------------------------------------------------------- blocks
 
 
-def _blocks(given: Given, parts: ModelParts, mixer: Mixer | None, layers: int, hidden: int) -> list[Block] | None:
+def _blocks(given: Given, mixer: Mixer | None, layers: int, hidden: int) -> list[Block] | None:
     """One block per layer; at most MAX_LAYERS."""
     if mixer is None or layers > MAX_LAYERS:
         return None

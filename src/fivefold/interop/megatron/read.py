@@ -167,7 +167,7 @@ def _complete(launch: Launch, given: Given, style: str, name: str, asked: Asked)
     if style == "bridge":
         _ask_recipe(given)
     if given.missing or model is None or batch.work is None or gpus is None:
-        raise _missing(given, name, style)
+        raise _missing(given, name)
     facts = Facts(
         given=given,
         model=model,
@@ -234,7 +234,7 @@ def _ask_recipe(given: Given) -> None:
             given.missing[option] = f"{bridge_key(option)} is the recipe's own, which is not in the file"
 
 
-def _missing(given: Given, name: str, style: str) -> FivefoldError:
+def _missing(given: Given, name: str) -> FivefoldError:
     broken = [each.message for each in mistakes(given)]
     asks = [*given.missing.values(), *broken]
     listed = "; ".join(f"{at}. {ask}" for at, ask in enumerate(asks[:8], start=1))

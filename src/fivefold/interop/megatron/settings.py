@@ -30,7 +30,7 @@ def script_settings(launch: Launch, root: Path | None) -> tuple[Given, str]:
         else:
             tree, lines = read_yaml(found, Path(yaml).name)
             given = Given(launch.state)
-            read_mapping(given, tree, Path(yaml).name, lambda key: Place(Path(yaml).name, lines.get(key, 1)))
+            read_mapping(given, tree, lambda key: Place(Path(yaml).name, lines.get(key, 1)))
             return given, "yaml"
     return given, "megatron-lm"
 
@@ -67,7 +67,7 @@ def yaml_settings(text: str, name: str) -> tuple[Launch, Given, str]:
         variables = tree.get("ENV_VARS")
         launch.environment = {key: str(value) for key, value in (variables or {}).items()} if variables else {}
         return launch, given, "megatron-lm"
-    leaves = read_mapping(given, tree, name, lambda key: Place(name, lines.get(key, 1)))
+    leaves = read_mapping(given, tree, lambda key: Place(name, lines.get(key, 1)))
     for key, what in WORLD_KEYS.items():
         value = leaves.get(key)
         if isinstance(value, int) and 0 < value < 1 << 20:

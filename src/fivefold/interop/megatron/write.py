@@ -86,7 +86,7 @@ def megatron_job(
         # The tokenizer of mock data adds an end-of-document token of its own.
         shape["--vocab-size"] = str(model.vocab - 1)
     length, length_needs = _length(work, ramp, data)
-    source, source_needs = _data(data, model)
+    source, source_needs = _data(data)
     keeping, keeping_needs = _keeping(work, data)
     groups: tuple[tuple[str, Options], ...] = (
         ("model", shape),
@@ -259,7 +259,7 @@ def _optimizer(work: Workload) -> Options:
 # ---------------------------------------------------------------- what a plan leaves open
 
 
-def _data(data: Data, model: ModelSpec) -> tuple[Options, tuple[Need, ...]]:
+def _data(data: Data) -> tuple[Options, tuple[Need, ...]]:
     if data.mock:
         for option, value in (("--data-path", data.path), ("--tokenizer-model", data.tokenizer)):
             if value is not None:

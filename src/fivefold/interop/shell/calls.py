@@ -123,7 +123,7 @@ class Calls(ABC):
             return Truth(True)
         name = str(plain(fields[0].text))
         if name in self.state.functions:
-            return self._call(self.state.functions[name], fields[1:], place)
+            return self._call(self.state.functions[name], fields[1:])
         if self._printed is not None and (name not in BUILTINS or name in _PRINTING):
             return self._print(name, fields[1:], node, place)
         if name in BUILTINS:
@@ -163,7 +163,7 @@ class Calls(ABC):
             return None
         held, surely, self._printed, self._surely = self._printed, self._surely, [], self._undecided
         try:
-            self._aside(lambda: self._ignore(self._call(body, fields[1:], place)))
+            self._aside(lambda: self._ignore(self._call(body, fields[1:])))
             return "".join(self._printed).rstrip("\n")
         finally:
             self._printed, self._surely = held, surely
@@ -245,7 +245,7 @@ class Calls(ABC):
         self._aside(lambda: self.program(nodes))
         self._outer = before
 
-    def _call(self, body: Node, arguments: list[Field], place: Place) -> Truth:
+    def _call(self, body: Node, arguments: list[Field]) -> Truth:
         held, given = self.state.arguments, self.state.arguments_given
         self.state.arguments, self.state.arguments_given = arguments, True
         try:
