@@ -191,8 +191,8 @@ def _recompute(run: Run, line: Framework, assumed: set[str]) -> Recompute:
         return Recompute(kind="full", layers=int(layers[1] or layers[2]) if layers else None)
     if kind == "none":
         return Recompute()
-    if line.runtime == "torchtitan":
-        return Recompute(kind="selective")  # of single operations
+    if load_runtime(line.runtime).selective_by_operation:
+        return Recompute(kind="selective")
     modules: list[RecomputeModule] = [name for name in RECOMPUTE_MODULES if re.search(rf"\b{name}\b", text)]
     return Recompute(kind="selective", modules=tuple(modules))
 
