@@ -111,7 +111,7 @@ class HostModel(AdapterModel):
         # Reads gradient, master and states, writes master, states and the weight.
         moved = sharded * (_GRADIENT_BYTES + 2 * (MASTER_BYTES + states) + self.problem.work.compute_bytes)
         update = moved / (ADAM_SHARE * memory / min(cluster.gpus_per_node, cluster.gpus))
-        in_backward = self.problem.fully_sharded or runtime.name.startswith("deepspeed")
+        in_backward = self.problem.fully_sharded or runtime.offloads_in_backward
         down = np.zeros_like(update) if in_backward else self.grad_bytes * sharded / link
         up = self.problem.work.compute_bytes * sharded / link
         if self.problem.work.offload.parameters:

@@ -34,6 +34,7 @@ PROFILE = replace(
     wgrad_bytes=12,
     bf16_wgrad_bytes=20,
     bf16_all_reduces=True,
+    offloads_in_backward=True,
     loss_moved_bytes=(38, 14),
     tp_beside_dgrad_hidden=0.0,
     tp_overlap_hidden=0.0,
@@ -60,6 +61,7 @@ PROFILE = replace(
         "bf16_all_reduces": (
             "DeepSpeed runtime/pipe/engine.py, _bf16_reduce_grads: buffered_allreduce_fallback over the fp32 gradients"
         ),
+        "offloads_in_backward": "ZeRO-Offload (Ren et al. 2021, from memory): gradients leave as they are made",
         "tp_beside_dgrad_hidden": "from memory: asynchronous tensor-parallel all-reduce came with Megatron-LM 3.0",
         "tp_in_step": "as megatron: the same links and library",
         "tp_overlap_hidden": "no such switch",

@@ -96,6 +96,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_keeps_whole_gradients: fully sharded with a pipeline, gradients are whole until a step's last backward.
     sharded_reduced_at_once: with sharded states (ZeRO-1) one all-reduce after backward gives every rank the whole sum
         of the gradients, and parameters are gathered after the update, beside nothing.
+    offloads_in_backward: with the optimizer in host memory, gradients are sent there beside the backward that makes
+        them, not after it; as fully sharded ones are anyway.
     whole_clip_bytes: per parameter, moved by the norm and the clipping of gradients that a rank holds whole; 0: the
         norm reads its shard alone.
     expert_first_dim_padding: rows that each expert's batch is padded to.
@@ -216,6 +218,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     micro_batch_grad_bytes: int = 0
     pipeline_keeps_whole_gradients: bool = False
     sharded_reduced_at_once: bool = False
+    offloads_in_backward: bool = False
     whole_clip_bytes: float = 0.0
     wgrad_bytes: float = 8
     bf16_wgrad_bytes: float = 0
