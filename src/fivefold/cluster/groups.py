@@ -159,7 +159,6 @@ def _costs(cluster: Network, n: Ints, members: Ints, domains: Ints) -> dict[str,
         crosses = parts > domains[level]
         share = _share(link, members[level] if level == 0 else None)
         byte_s = np.where(crosses, 1 / (link.achieved_per_s * share * width), 0.0)
-        own_byte_s = np.where(crosses, 1 / (link.achieved_per_s * share), 0.0)
         step_s = np.where(crosses, link.latency_s, 0.0)
         ways = -(-parts // domains[level])  # parts joined inside one domain of this level
 
@@ -183,21 +182,7 @@ def _costs(cluster: Network, n: Ints, members: Ints, domains: Ints) -> dict[str,
             if level and not link.in_network and "tree" not in cluster.algorithms:
                 cost["in_network_s"][crosses] = np.inf  # nothing to carry the reduced parts across
 
-        np.maximum(cost["edge_s"], step_s, out=cost["edge_s"])
-        np.maximum(cost["edge_s_per_byte"], own_byte_s, out=cost["edge_s_per_byte"])
-
-        # The network card carries all that leaves the inner domain, also what goes on to outer levels.
-        leaving = (members[level] - inner_members) / n if level == 0 else (n - inner_members) / n
-        exchange_s = leaving / (link.all_to_all_per_s * share)
-        np.maximum(cost["all_to_all_s_per_byte"], np.where(crosses, exchange_s, 0.0), out=cost["all_to_all_s_per_byte"])
-        if level == 0:
-            own = np.where(crosses, (1 - 1 / members[level]) / (link.all_to_all_per_s * share), 0.0)
-            cost["relay_s_per_byte"] = own + np.zeros(rows)
-        else:
-            np.maximum(cost["network_s_per_byte"], np.where(crosses, exchange_s, 0.0), out=cost["network_s_per_byte"])
-        cost["all_to_all_s"] += np.ceil((members[level] - inner_members) / PEERS_AT_ONCE) * step_s
-        np.maximum(cost["root_s_per_byte"], leaving * own_byte_s, out=cost["root_s_per_byte"])
-        np.maximum(cost["root_s"], step_s, out=cost["root_s"])
+        _add_exchanges(cost, link, level, members[level], inner_members, n, crosses, share)
 
         parts, width, inner_members = domains[level], members[level], members[level]
     usable = {*cluster.algorithms} if in_network else {*cluster.algorithms} - {"in_network"}
@@ -211,6 +196,35 @@ def _share(link: Any, members: Ints | None) -> Floats | float:
     if members is None or not link.peer_bandwidth_per_s:
         return 1.0
     return np.minimum(1.0, np.maximum(members - 1, 1) * link.peer_bandwidth_per_s / link.bandwidth_per_s)
+
+
+def _add_exchanges(
+    cost: dict[str, Floats],
+    link: Link,
+    level: int,
+    members: Ints,
+    inner_members: Ints | Floats,
+    n: Ints,
+    crosses: NDArray[np.bool_],
+    share: Any,
+) -> None:
+    """What every rank's own messages cost on one level: to a neighbour, to all others, into one rank."""
+    own_byte_s = np.where(crosses, 1 / (link.achieved_per_s * share), 0.0)
+    step_s = np.where(crosses, link.latency_s, 0.0)
+    np.maximum(cost["edge_s"], step_s, out=cost["edge_s"])
+    np.maximum(cost["edge_s_per_byte"], own_byte_s, out=cost["edge_s_per_byte"])
+
+    # The network card carries all that leaves the inner domain, also what goes on to outer levels.
+    leaving = (members - inner_members) / n if level == 0 else (n - inner_members) / n
+    exchange_s = np.where(crosses, leaving / (link.all_to_all_per_s * share), 0.0)
+    np.maximum(cost["all_to_all_s_per_byte"], exchange_s, out=cost["all_to_all_s_per_byte"])
+    if level == 0:
+        cost["relay_s_per_byte"] += np.where(crosses, (1 - 1 / members) / (link.all_to_all_per_s * share), 0.0)
+    else:
+        np.maximum(cost["network_s_per_byte"], exchange_s, out=cost["network_s_per_byte"])
+    cost["all_to_all_s"] += np.ceil((members - inner_members) / PEERS_AT_ONCE) * step_s
+    np.maximum(cost["root_s_per_byte"], leaving * own_byte_s, out=cost["root_s_per_byte"])
+    np.maximum(cost["root_s"], step_s, out=cost["root_s"])
 
 
 def _add_in_network(
