@@ -6,7 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 from msgspec import convert
 
@@ -76,7 +75,7 @@ def written(
         )
     root = Path(out).absolute()
     _unused(root, out)
-    question = for_target(plan_question(model, *_asked(flags)), target, flags[3].runtime)
+    question = for_target(plan_question(model, *flags), target, flags[3].runtime)
     if question.ramp is not None:
         raise FivefoldError("A sweep measures the full batch. Leave out --ramp.", code="not-here", option="--ramp")
     found = plan(
@@ -109,12 +108,6 @@ def _unused(root: Path, out: str) -> None:
             option="--out",
             value=out[:100],
         )
-
-
-def _asked(flags: Flags) -> Any:
-    """In the order of plan_question's parameters."""
-    model_flags, cluster, work, runtime = flags
-    return model_flags, cluster, work, runtime
 
 
 def _export(question: Question, found: Plan, at: int, wanted: Wanted, root: Path) -> Export:

@@ -32,20 +32,7 @@ def plan_within(
 ) -> tuple[Question, Plan]:
     """The question on the fewest GPUs that finish in `days`, and its answer with every count that was tried; on the
     most GPUs, with advice and no plans, where none does."""
-    positive("--days", days)
-    if work.tokens is None:
-        raise FivefoldError(
-            "--days needs --tokens, the token budget that has to be done by then, for example --tokens 15T.",
-            code="missing-option",
-            option="--tokens",
-        )
-    if objective != "tokens_per_s":
-        raise FivefoldError(
-            f"--days looks for the fewest GPUs, and --objective {objective[:40]} for something else. Give one of them.",
-            code="contradiction",
-            option="--objective",
-            value=objective[:40],
-        )
+    _check(days, work.tokens, objective)
     most = cluster.gpus or MOST_GPUS
     node = load_cluster(cluster.cluster or cluster.gpu or DEFAULT_GPU, None, cluster.gpus_per_node).gpus_per_node
 
@@ -78,3 +65,20 @@ def plan_within(
         counts=rows,
         advice=(too_late(rows, days, most), *answer.advice),
     )
+
+
+def _check(days: float, tokens: str | None, objective: str) -> None:
+    positive("--days", days)
+    if tokens is None:
+        raise FivefoldError(
+            "--days needs --tokens, the token budget that has to be done by then, for example --tokens 15T.",
+            code="missing-option",
+            option="--tokens",
+        )
+    if objective != "tokens_per_s":
+        raise FivefoldError(
+            f"--days looks for the fewest GPUs, and --objective {objective[:40]} for something else. Give one of them.",
+            code="contradiction",
+            option="--objective",
+            value=objective[:40],
+        )

@@ -13,9 +13,10 @@ import math
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from fivefold.cluster.groups import place
-from fivefold.cluster.spec import Cluster
+from fivefold.cluster.spec import Cluster, Link
 from fivefold.errors import FivefoldError
 
 BF16_BYTES = 2
@@ -61,6 +62,33 @@ def dp_limit(
     achieved_flops_per_s: what one GPU achieves in the matrix products, not its peak. dp: ranks of the ring, the first
     of the cluster (None: all its GPUs). bucket_bytes: bytes reduced at a time (None: Megatron-Core's default).
     """
+    ranks = cluster.gpus if dp is None else dp
+    _check(achieved_flops_per_s, ranks)
+    bucket = bucket_bytes or BF16_BYTES * max(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK * ranks)
+    row = place(cluster, ranks, 1)
+    byte_s, step_s = float(row.ring_s_per_byte[0]), float(row.ring_s[0])
+    flops_per_byte = BACKWARD_FLOPS_PER_PARAMETER / BF16_BYTES  # backward FLOP per gradient byte and token
+    constant = RING_PASSES / flops_per_byte
+    first = constant * achieved_flops_per_s * byte_s
+    bucket_s = RING_PASSES * (ranks - 1) * (step_s + byte_s * bucket / ranks) + cluster.launch_s
+    own = cluster.links[int(row.level[0])]
+    found = DpLimit(
+        dp=ranks,
+        achieved_flops_per_s=float(achieved_flops_per_s),
+        link=_narrowest(cluster, row),
+        link_bytes_per_s=1 / byte_s,
+        bucket_bytes=int(bucket),
+        tokens_first_order=first,
+        tokens_finite=first * (ranks - 1) / ranks,
+        tokens_with_latency=achieved_flops_per_s * bucket_s / (flops_per_byte * bucket),
+        tokens_one_card=constant * achieved_flops_per_s / own.achieved_per_s,
+        constant=constant,
+        sentences=(),
+    )
+    return replace(found, sentences=_sentences(found, own, step_s))
+
+
+def _check(achieved_flops_per_s: float, ranks: int) -> None:
     if not (math.isfinite(achieved_flops_per_s) and achieved_flops_per_s > 0):
         raise FivefoldError(
             f"The achieved FLOP/s of a GPU is {achieved_flops_per_s!r}; it has to be a positive number, for example "
@@ -69,7 +97,6 @@ def dp_limit(
             option="achieved_flops_per_s",
             value=achieved_flops_per_s,
         )
-    ranks = cluster.gpus if dp is None else dp
     if ranks < 2:
         raise FivefoldError(
             "Data parallelism over one GPU moves nothing, so it has no limit. Ask for 2 GPUs or more.",
@@ -78,41 +105,23 @@ def dp_limit(
             value=ranks,
             legal="2 or more",
         )
-    bucket = bucket_bytes or BF16_BYTES * max(BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK * ranks)
-    row = place(cluster, ranks, 1)
-    byte_s, step_s = float(row.ring_s_per_byte[0]), float(row.ring_s[0])
-    link = _narrowest(cluster, row)
-    own = cluster.links[int(row.level[0])]
-    flops_per_byte = BACKWARD_FLOPS_PER_PARAMETER / BF16_BYTES  # backward FLOP per gradient byte and token
-    constant = RING_PASSES / flops_per_byte
-    first = constant * achieved_flops_per_s * byte_s
-    finite = first * (ranks - 1) / ranks
-    bucket_s = RING_PASSES * (ranks - 1) * (step_s + byte_s * bucket / ranks) + cluster.launch_s
-    with_latency = achieved_flops_per_s * bucket_s / (flops_per_byte * bucket)
-    one_card = constant * achieved_flops_per_s / own.achieved_per_s
-    sentences = (
-        f"First order: {achieved_flops_per_s / 1e12:,.0f} TFLOP/s / {1 / byte_s / 1e9:,.1f} GB/s = {first:,.0f} tokens "
-        f"per GPU and step; the {link} link is the narrowest of the ring over {ranks:,} GPUs.",
+
+
+def _sentences(limit: DpLimit, own: Link, step_s: float) -> tuple[str, ...]:
+    """The rule in words. own: the link that the ring's ranks are on; step_s: latency of a step of the ring."""
+    ranks, achieved = limit.dp, limit.achieved_flops_per_s
+    return (
+        f"First order: {achieved / 1e12:,.0f} TFLOP/s / {limit.link_bytes_per_s / 1e9:,.1f} GB/s = "
+        f"{limit.tokens_first_order:,.0f} tokens per GPU and step; the {limit.link} link is the narrowest of the ring "
+        f"over {ranks:,} GPUs.",
         "The constant is 1: backward is 4 FLOP per parameter and token, the ring moves 4 bytes per parameter, and the "
         "parameter count cancels. With fp32 gradients it is twice as many tokens.",
         f"With the ring's latency ({2 * (ranks - 1):,} steps of {step_s * 1e6:,.1f} us for each bucket of "
-        f"{bucket / 1e6:,.0f} MB): {with_latency:,.0f} tokens per GPU and step.",
+        f"{limit.bucket_bytes / 1e6:,.0f} MB): {limit.tokens_with_latency:,.0f} tokens per GPU and step.",
         f"A ring with one rank per domain has only its own share of {own.name} ({own.achieved_per_s / 1e9:,.1f} GB/s; "
-        f"so under tensor parallelism over the domain): {one_card:,.0f} tokens, counted over the GPUs that share them.",
+        f"so under tensor parallelism over the domain): {limit.tokens_one_card:,.0f} tokens, counted over the GPUs "
+        "that share them.",
         "This is the rule of thumb; the estimate prices the overlap bucket by bucket, and says where it parts from it.",
-    )
-    return DpLimit(
-        dp=ranks,
-        achieved_flops_per_s=float(achieved_flops_per_s),
-        link=link,
-        link_bytes_per_s=1 / byte_s,
-        bucket_bytes=int(bucket),
-        tokens_first_order=first,
-        tokens_finite=finite,
-        tokens_with_latency=with_latency,
-        tokens_one_card=one_card,
-        constant=constant,
-        sentences=sentences,
     )
 
 

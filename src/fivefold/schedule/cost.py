@@ -32,6 +32,20 @@ def pipeline_seconds(
     """
     schedule = get_schedule(kind, p, m, v)
     forward, backward = np.asarray(forward_s, dtype=np.float64), np.asarray(backward_s, dtype=np.float64)
+    exchange = np.asarray(exchange_s, dtype=np.float64)
+    _check(forward, backward, exchange, p, v)
+    exchange = np.broadcast_to(exchange, len(forward))
+    if schedule.splits_backward != (weight_grad_s is not None):
+        need = "needs the seconds of the weights' gradients" if schedule.splits_backward else "splits no backward"
+        raise FivefoldError(f"The {kind} schedule {need}.", code="bad-stage-times", option="weight_grad_s")
+    if not len(forward):
+        return np.zeros(0)
+    if schedule.seconds is None:
+        return _simulated(schedule, p, m, v, forward, backward, exchange, weight_grad_s)
+    return schedule.seconds(p, m, v, _by_rank(forward, p, v), _by_rank(backward, p, v), exchange)
+
+
+def _check(forward: Floats, backward: Floats, exchange: Floats, p: int, v: int) -> None:
     if forward.ndim != 2 or forward.shape != backward.shape or forward.shape[1] != p * v:
         raise FivefoldError(
             f"Stage times need shape [rows, {p * v}] for {p} ranks of {v} chunks; "
@@ -39,7 +53,6 @@ def pipeline_seconds(
             code="bad-stage-times",
             value=[forward.shape, backward.shape],
         )
-    exchange = np.asarray(exchange_s, dtype=np.float64)
     if exchange.ndim > 1 or exchange.size not in (1, len(forward)):
         raise FivefoldError(
             f"exchange_s needs one number or one per row ({len(forward)}), and has shape {exchange.shape}.",
@@ -52,15 +65,6 @@ def pipeline_seconds(
             raise FivefoldError(
                 f"{name} has a time that is negative or not finite.", code="bad-stage-times", option=name
             )
-    exchange = np.broadcast_to(exchange, len(forward))
-    if schedule.splits_backward != (weight_grad_s is not None):
-        need = "needs the seconds of the weights' gradients" if schedule.splits_backward else "splits no backward"
-        raise FivefoldError(f"The {kind} schedule {need}.", code="bad-stage-times", option="weight_grad_s")
-    if not len(forward):
-        return np.zeros(0)
-    if schedule.seconds is None:
-        return _simulated(schedule, p, m, v, forward, backward, exchange, weight_grad_s)
-    return schedule.seconds(p, m, v, _by_rank(forward, p, v), _by_rank(backward, p, v), exchange)
 
 
 def _simulated(
