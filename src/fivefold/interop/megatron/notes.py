@@ -69,9 +69,7 @@ def left_out(given: Given, launch: Launch) -> Iterable[str]:
         if found.effect == "unmodelled" and not (found.kind == "flag" and not given.flag(option)):
             yield f"{option} {setting.text}".rstrip() + f" ({setting.at}): {found.why}."
     for place, unknown in given.dropped:
-        if unknown.why == "branch":
-            yield f"{place}: {unknown.sentence()}; it is read without."
-        elif unknown.why in ("unset", "argument"):
+        if unknown.why in ("unset", "argument"):
             yield f"{place}: ${unknown.name} is set nowhere in what was read and taken as empty."
         else:
             yield f"{place}: {unknown.sentence()}; it is read without."

@@ -15,7 +15,8 @@ from fivefold.interop.megatron.model import ModelParts, build_model, padded_voca
 from fivefold.interop.megatron.notes import Assumed, assumed_values, left_out, odd_vocabulary
 from fivefold.interop.megatron.options import OPTIONS
 from fivefold.interop.megatron.recipes import assume_recipe, recipe_model
-from fivefold.interop.megatron.rules import Facts, broken_options, mistakes
+from fivefold.interop.megatron.refusals import broken_options, mistakes
+from fivefold.interop.megatron.rules import Facts
 from fivefold.interop.megatron.settings import add_words, script_settings, yaml_settings
 from fivefold.interop.megatron.workload import WorkParts, read_workload
 from fivefold.interop.source import plain, read_text, unreadable
