@@ -217,6 +217,22 @@ def test_bridged_pairs_in_smaller_nodes(name):
     assert two.links[0] == four.links[0] == bridge
 
 
+@pytest.mark.parametrize("count", [2, 4, 10, 16])
+def test_sockets_of_any_number_of_cards_share_one_pipe(count):
+    """A ring crosses it once each way, whatever lies behind it: it is no faster with more cards."""
+    whole, other = load_cluster("a100-80g-pcie"), load_cluster("a100-80g-pcie", gpus_per_node=count)
+    pipes = [cluster.links[-2].bandwidth_per_s * cluster.gpus_per_node for cluster in (whole, other)]
+    assert whole.links[-2].name == other.links[-2].name == "socket"
+    assert pipes[1] == pytest.approx(pipes[0])
+
+
+def test_a_node_has_whole_network_cards():
+    """Two cards of eight that share one have it to themselves, and four of eight with eight have four."""
+    two, four = load_cluster("a100-80g-pcie", gpus_per_node=2), load_cluster("h100", gpus_per_node=4)
+    assert (two.links[-1].cards, two.links[-1].bandwidth_per_s) == (1, 12.5e9)
+    assert (four.links[-1].cards, four.links[-1].bandwidth_per_s) == (4, 50e9)
+
+
 def test_unknown_names_suggest_known_ones():
     with pytest.raises(FivefoldError, match=r"Did you mean .*h100") as caught:
         load_cluster("h100-sx")

@@ -184,8 +184,8 @@ def _build(table: _Table, file: str | None, gpus: int | None, gpus_per_node: int
     gpu_table = _merge_gpu(system.get("gpu"), given.gpu, file)
     gpu = convert(gpu_table, Gpu, label, "gpu")
     base_links = system.get("links", []) if given.keep_links else []
-    card_gpus = given.gpus_per_node or system.get("gpus_per_node", per_node)
-    links = merge_links(base_links, given.links, per_node, card_gpus, label)
+    base_gpus = system.get("gpus_per_node", per_node)
+    links = merge_links(base_links, given.links, per_node, base_gpus, given.gpus_per_node or base_gpus, label)
     algorithms = given.algorithms or tuple(system.get("algorithms", NCCL_ALGORITHMS))
     cluster = Cluster(
         name=given.name or given.base or gpu.name,

@@ -13,22 +13,48 @@ from fivefold.cluster.tables import Table
 _CARDS = ("cards", "card_bits_per_s")
 
 
-def merge_links(base: list[Table], given: list[Table], per_node: int, card_gpus: int, label: str) -> tuple[Link, ...]:
+def merge_links(
+    base: list[Table], given: list[Table], per_node: int, base_gpus: int, card_gpus: int, label: str
+) -> tuple[Link, ...]:
     """Links innermost first: the base's with the file's numbers over them, then the file's new ones, sorted by span.
 
-    card_gpus: GPUs of the node whose network cards a link states.
+    base_gpus: GPUs of the base's node. card_gpus: GPUs of the node whose network cards a link of the file states.
     """
-    merged = {link["name"]: dict(link) for link in _needed(base, per_node)}
+    merged = {link["name"]: dict(link) for link in _needed(_resized(base, base_gpus, per_node), per_node)}
+    stated = {link.get("name") for link in given if any(key in link for key in _CARDS)}
     for at, link in enumerate(given):
         name = link.get("name")
         if not isinstance(name, str):
             raise file_error(label, f"links[{at}] has no name", 'add name = "nvlink", or another text')
         merged[name] = {**_without_replaced(merged.get(name, {}), link), **link}
     links = [
-        convert({**_with_share(link, card_gpus, label), "span": _span(link, per_node)}, Link, label, f"links.{name}")
+        convert(
+            {**_with_share(link, card_gpus if name in stated else per_node, label), "span": _span(link, per_node)},
+            Link,
+            label,
+            f"links.{name}",
+        )
         for name, link in merged.items()
     ]
     return tuple(sorted(links, key=lambda link: link.span or math.inf))
+
+
+def _resized(base: list[Table], own: int, per_node: int) -> list[Table]:
+    """The links of a node of `own` GPUs in one of `per_node`: what joins two sockets is a pipe that their GPUs share,
+    and network cards are whole ones, so that no GPU has less of them than in the larger node."""
+    if own == per_node:
+        return base
+    sockets = any(link.get("span") == "node/2" for link in base)
+    links: list[Table] = []
+    for link in base:
+        changes: Table = {}
+        if sockets and link.get("span") == "node":
+            changes = {"bandwidth_per_s": link["bandwidth_per_s"] * own / per_node}
+        elif link.get("cards"):
+            cards = math.ceil(link["cards"] * per_node / own)
+            changes = {"cards": cards, "bandwidth_per_s": cards * link["card_bits_per_s"] / 8 / per_node}
+        links.append({**link, **changes})
+    return links
 
 
 def _needed(base: list[Table], per_node: int) -> list[Table]:
