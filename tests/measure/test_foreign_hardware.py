@@ -85,6 +85,8 @@ def test_gpus_without_a_precision_run_the_next_one():
 def test_cards_on_pcie_are_not_modules():
     assert read(gpu="A100-80GB", interconnect="PCIe only, 1x HDR").cluster.name == "a100-80g-pcie"
     assert read(gpu="A100-80GB", interconnect="PCIe Gen4").cluster.name == "a100-80g-pcie"
+    assert read(gpu="A100-80GB", interconnect="no NVLink").cluster.name == "a100-80g-pcie"
+    assert read(gpu="A100-80GB", interconnect="NVSwitch, no NVLink between nodes").cluster.name == "a100-80g-sxm"
     assert read(gpu="A100-SXM4-80GB", interconnect="PCIe Gen4").cluster.name == "a100-80g-sxm"
     assert read(gpu="A100-80GB", interconnect="NVLink, PCIe Gen4 to 8x HDR200").cluster.name == "a100-80g-sxm"
 
@@ -123,7 +125,10 @@ def test_dies_are_the_devices_of_cards_that_have_two():
 
 @pytest.mark.parametrize(
     ("gpu", "gib"),
-    [("A100-64GB", 64), ("H20 141GB", 141), ("A100-80GB", 80), ("GH200 480GB", 94.5), ("MI300X-192GB", 192)],
-)
+    [
+        ("A100-64GB", 64), ("H20 141GB", 141), ("A100-80GB", 80), ("GH200 480GB", 94.5), ("MI300X-192GB", 192),
+        ("GH200 120GB", 94.5), ("GH200 144GB", 142), ("A10G", 22), ("A10G 24GB", 22), ("A100 (200Gb/s IB)", 79.2),
+    ],
+)  # fmt: skip
 def test_memory_in_a_name(gpu, gib):
     assert read(gpu=gpu).cluster.gpu.memory_bytes / 2**30 == pytest.approx(gib, rel=0.02)

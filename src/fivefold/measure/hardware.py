@@ -96,11 +96,16 @@ _ON_PCIE = {
     "h100-sxm": "h100-pcie",
     "h800-sxm": "h100-pcie",
 }
+_NO_NVLINK = r"\b(?:no|without|w/o) NVLink\b(?! (?:across|between|beyond|outside))"
 # GPUs of a board without a switch, where nodes of several have so many; links then join each pair.
 _UNSWITCHED = 4
 # Of the gigabytes in a card's name, what the driver leaves, in GiB (79.2 of 80, 39.5 of 40). A name that differs little
 # from the catalogue means its card; one that differs by more than a factor means another memory: a GH200's 480 GB.
 _USABLE, _SAME_MEMORY, _LEAST, _MOST = 0.988, 0.12, 0.4, 2.5
+# "A10G" is a card, and "200Gb/s" a link.
+_MEMORY = re.compile(r"(?<!\bA)(\d{2,3}) ?G(?:I?B)?\b(?! ?/ ?S)")
+# The driver names a Grace Hopper by its processor's memory: "GH200 120GB" has 96 GB of its own (from memory).
+_OF_THE_HOST = re.compile(r"(?<=GH200)\W*(?:120|240|480) ?GB?\b")
 # An A100 of before this date had 40 GB: the 80 GB card was announced in November 2020.
 _LARGER_A100 = "2021-01"
 # FlashAttention 1's rates as fa2's over this. FlashAttention-2 (Dao 2023) reports 1.7 to 3.0 times FlashAttention 1 and
@@ -168,7 +173,7 @@ def _board(cluster: Cluster, run: Run) -> Cluster:
 
 def _with_memory(cluster: Cluster, name: str) -> Cluster:
     """The cluster with the memory in a published name where it is not the catalogue's: "A100-64GB"."""
-    found = re.search(r"(\d{2,3}) ?G(?:I?B)?\b", name)
+    found = _MEMORY.search(_OF_THE_HOST.sub(" ", name))
     if found is None:
         return cluster
     stated = int(int(found[1]) * _USABLE * 2**30)
@@ -191,7 +196,7 @@ def _is_pcie(run: Run) -> bool:
     links = run.interconnect or ""
     if re.search("SXM|DGX|HGX", run.gpu or "", re.IGNORECASE):
         return False
-    return bool(re.search(r"\bPCIe?\d?\b.*no NVLink|no NVLink.*PCIe|PCIe only", links, re.IGNORECASE)) or bool(
+    return bool(re.search(rf"PCIe only|{_NO_NVLINK}", links, re.IGNORECASE)) or bool(
         re.match(r"PCIe ?(Gen ?)?\d?(\.0)?( x16)?\s*($|[,;+/])", links, re.IGNORECASE)
     )
 
