@@ -9,6 +9,7 @@ from foreign import NO_SIZES, read, written
 from fivefold.cluster import load_cluster, load_curve_of
 from fivefold.measure import Unconvertible, convert
 from fivefold.measure.predict import choose, predict
+from fivefold.runtime.profile import Profile
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,9 @@ def test_gradients_that_are_reduced_in_16_bit_are_cast_as_shards_only():
 
 
 def test_xla_programs_wait_for_no_host():
-    assert read(framework="MaxText").changes["launch_host_s"] == 0
+    changes = read(framework="MaxText").changes
+    waits = [name for name in Profile.__struct_fields__ if name.endswith("_host_s")]
+    assert len(waits) > 3 and [changes[name] for name in waits] == [0.0] * len(waits)
 
 
 def test_a_stage_in_its_column_wins_over_the_one_in_a_name():

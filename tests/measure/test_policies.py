@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from fivefold.layout import Recompute
+from fivefold.layout.layout import Overlap
 from fivefold.measure import Run, convert
 from fivefold.measure.frameworks import FRAMEWORKS
 from fivefold.measure.policies import KEPT, stated_policy
@@ -145,6 +146,16 @@ def test_fsdp_beside_replicas_spans_the_fewest_of_its_recipes_nodes_that_hold_th
 def test_tensor_parallelism_runs_beside_nothing():
     changes = convert(_run("MaxText", LLAMA, tp=8, dp=16)).changes
     assert (changes["tp_beside_dgrad_hidden"], changes["wgrad_bytes"]) == (0, 2)
+
+
+@pytest.mark.parametrize("gpu", ["TPU v5p", "TPU-v4", "v5p", "v5e-256", "v4-512", "Trillium"])
+def test_tpus_run_collectives_beside_compute(gpu):
+    """What held PaxML's container back, and MaxText's tensor parallelism, is of XLA's programs for GPUs."""
+    for name in ("PaxML", "MaxText"):
+        case = convert(_run(name, LLAMA, gpu=gpu, tp=8, dp=16))
+        assert case.layout.overlap == Overlap(grad=True, param=None, tp=True)
+        assert "tp_beside_dgrad_hidden" not in case.changes and case.changes["launch_host_s"] == 0
+    assert not convert(_run("MaxText", LLAMA, tp=8, dp=16)).layout.overlap.tp
 
 
 def test_easylm_materialises_scores():

@@ -14,6 +14,7 @@ from fivefold.measure.words import precision_in_words, trains_adapters
 
 # Transformer Engine's modules came to Megatron-LM at the end of 2022 (from memory).
 _TRANSFORMER_ENGINE = "2022-12"
+_TPU = re.compile(r"tpu|\bv\d[epx]|\bv\d-\d|trillium|ironwood", re.IGNORECASE)
 
 
 def framework_of(run: Run) -> Framework:
@@ -26,7 +27,8 @@ def framework_of(run: Run) -> Framework:
     line = line_of(name)
     kind, _ = precision_of(run, line)
     half = kind == "fp16" and dated(run) < line.since
-    return msgspec.structs.replace(line, **(line.quantised if kind in QUANTISED else line.half if half else {}))
+    changes = line.quantised if kind in QUANTISED else line.half if half else {}
+    return msgspec.structs.replace(line, **changes, **(line.on_tpus if _TPU.search(run.gpu or "") else {}))
 
 
 def precision_of(run: Run, line: Framework) -> tuple[str, bool]:

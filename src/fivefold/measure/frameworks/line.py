@@ -35,7 +35,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
         before: numbers of the profile of before_te; `newer` are of that one too where there is one. changes_sharded:
         with fully sharded parameters.
     quantised, half: fields of this line that rows with 8-bit or narrower recipes have otherwise, and that rows in fp16
-        dated before `since` have.
+        dated before `since` have. on_tpus: those that rows on TPUs have otherwise.
     precision: where not stated. grad_dtype: gradients as they are accumulated and reduced ("bf16": in 16 bit);
         sharded_grad_dtype: the same of fully sharded parameters.
     overlap: "listed" where what a row that lists its overlap does not list was off, "on" for recipes that switch
@@ -76,6 +76,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     changes_sharded: dict[str, Any] = {}
     quantised: dict[str, Any] = {}
     half: dict[str, Any] = {}
+    on_tpus: dict[str, Any] = {}
     precision: Literal["bf16", "fp16"] = "bf16"
     grad_dtype: Literal["fp32", "bf16"] = "fp32"
     sharded_grad_dtype: Literal["fp32", "bf16"] = "fp32"

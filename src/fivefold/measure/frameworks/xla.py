@@ -8,15 +8,25 @@ from fivefold.measure.frameworks.line import Framework
 
 # What XLA makes of a step: it drops what backward does not need, its programs run without a host between operations,
 # and a weight's gradient is a product that writes 16 bit, as wide as the weight that was cast for it. Collectives of
-# tensor parallelism run beside nothing, even with measured latencies (MaxText issue 1005).
+# tensor parallelism run beside nothing, even with measured latencies (MaxText issue 1005). Its shapes are static, so
+# that no count of tokens goes back to a host; chains of operations that go element by element are one kernel, and
+# Megatron-Core's copies around quantised experts are its own.
 _XLA = {
     "checkpoint_stops_early": True,
     "launch_host_s": 0.0,
     "op_host_s": 0.0,
     "group_launch_host_s": 0.0,
+    "dispatch_host_s": 0.0,
+    "expert_extras_apart": False,
+    "experts_padded": False,
+    "stretched_rotary_apart": False,
     "wgrad_bytes": 2,
     "tp_beside_dgrad_hidden": 0.0,
 }
+# XLA for TPUs takes products with sharded inputs apart, so that collectives of tensor parallelism run beside them
+# (openxla/xla discussion 8865), and runs those of parameters and gradients beside compute (MaxText's
+# benchmarks/xla_flags_library.py). What held GPUs back is of GPUs.
+_ON_TPUS = {"overlap": "on", "changes": {name: _XLA[name] for name in _XLA if name != "tp_beside_dgrad_hidden"}}
 _SIXTEEN_BIT_GRADIENTS = (
     "gathers and scatters move BF16 weights and gradients (JAX-Toolbox docs/GPU_performance.md, read at 0f87cf9208)"
 )
@@ -31,6 +41,7 @@ _LINE = Framework(
     recomputes_in_part=False,
     sharded_grad_dtype="bf16",
     changes=_XLA,
+    on_tpus=_ON_TPUS,
     source="an FSDP mesh (from memory), as MaxText's",
 )
 
