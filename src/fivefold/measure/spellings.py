@@ -19,11 +19,11 @@ _SPELLINGS: tuple[tuple[str, str], ...] = tuple(
         (r"automodel|torch-?tune|\blingua\b|fsdp-?2(?![+\d])|\bprime\b|opendiloco|veomni|vescale", "fsdp2"),
         (r"megatron.{0,8}fsdp", "fsdp of megatron"),
         (r"metaseq", "metaseq"),
+        (r"neuron|nxd|trainium", "nxd"),
         (r"primus", "primus"),
         (r"megatron.*deep-?speed|deep-?speed.*megatron", "megatron-deepspeed"),
         (r"megatron.?bridge|\bnemo\b.*bridge", "megatron-bridge"),
         (r"\bnemo\b", "nemo"),
-        (r"neuron|nxd|trainium", "jax"),
         (r"megatron-?lm ci\b", "megatron-lm ci"),
         (r"mlperf.*nvidia|nvidia.*mlperf", "nemo"),  # its submissions are NeMo's recipes (from memory)
         (r"^megatron[- ]?core|\bmcore\b", "megatron-core"),

@@ -95,5 +95,16 @@ LINES: tuple[Framework, ...] = (
         source="models/llama/llama_model.py, 134105f0f9: remat_block='nothing_saveable'; scan_attention=False, which "
         "materialises the scores",
     ),
+    replace(
+        _LINE,
+        starts=("nxd",),
+        runtime="megatron",
+        zero=1,
+        sharded_grad_dtype="fp32",
+        overlap="off",
+        source="NeuronX Distributed's tutorials for Llama (awsdocs-neuron.readthedocs-hosted.com): tensor, sequence "
+        "and pipeline parallelism with ZeRO-1, whose optimizer scatters gradients in its step (torch_xla's "
+        "zero_redundancy_optimizer.py, from memory)",
+    ),
     _LINE,
 )
