@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from foreign import NO_SIZES, read, written
@@ -111,6 +113,17 @@ def test_xla_programs_wait_for_no_host():
     changes = read(framework="MaxText").changes
     waits = [name for name in Profile.__struct_fields__ if name.endswith("_host_s")]
     assert len(waits) > 3 and [changes[name] for name in waits] == [0.0] * len(waits)
+
+
+def test_torchtitan_accumulates_what_does_not_fit_at_once():
+    """Its stages take the local batch in as many micro-batches, and all of it without a pipeline."""
+    row: dict[str, Any] = {"framework": "torchtitan", "mbs": None, "recompute_kind": None}
+    assert choose(read(**row, gbs=128)).layout.micro_batch == 2
+    assert choose(read(**row, gbs=128, pp=2)).layout.micro_batch == 2
+    large = choose(read(**row, gbs=64 * 32, gpu="A100-40GB"))
+    told = predict(large)
+    assert large.layout.micro_batch < 32
+    assert told.peak_bytes + told.outside_bytes <= large.cluster.gpu.memory_bytes
 
 
 def test_a_stage_in_its_column_wins_over_the_one_in_a_name():

@@ -43,7 +43,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """One run as input of `estimate`.
 
     assumed: fields that the source does not state. open: of them, those that `choose` still has to settle
-        ("ep", "shard_groups", "micro_batch", "recompute").
+        ("ep", "shard_groups", "micro_batch", or "local_batch" of frameworks that do not cut it, "recompute").
     changes: numbers of the profile that the source's recipe sets otherwise.
     recomputes_in_part: as of its Framework. policies: what those of its Framework keep (Profile.checkpoint_keeps).
     shard_groups: of hybrid sharding, the numbers of groups that it may have, most first.
@@ -110,8 +110,10 @@ def convert(run: Run, runtime: str | None = None) -> Case:
     unsettled = [name for name in ("ep", "shard_groups", "micro_batch", "recompute") if name in assumed]
     if "ep" in unsettled and (run.ep is not None or not model.is_moe):
         unsettled.remove("ep")
-    if (line.pipeline_fills or run.mbs is not None) and "micro_batch" in unsettled:
+    if run.mbs is not None and "micro_batch" in unsettled:
         unsettled.remove("micro_batch")
+    if line.pipeline_fills:
+        unsettled = ["local_batch" if name == "micro_batch" else name for name in unsettled]
     # Activations that are offloaded to the host need no recomputation.
     if "cpu_offloading" in (run.overlap or "") and "recompute" in unsettled:
         unsettled.remove("recompute")

@@ -44,6 +44,7 @@ def choose(case: Case) -> Case:
         "ep": _fewest_expert_ranks,
         "shard_groups": _most_groups,
         "micro_batch": _best_micro_batch,
+        "local_batch": _local_batch,
         "recompute": _least_recompute,
     }
     for name in case.open:
@@ -132,6 +133,15 @@ def _best_micro_batch(case: Case) -> Case:
         return case
     seconds = kernel_of(case, fitting).step_seconds(np.arange(len(fitting)))
     return _with_layout(case, fitting[int(seconds.argmin())])
+
+
+def _local_batch(case: Case) -> Case:
+    """The case with all that its framework would make of the local batch at once, where that fits recomputing most;
+    where it does not, with a micro-batch as others have it."""
+    most = _under_policy(case, ()) if "recompute" in case.open else case
+    if _fits(most, [most.layout])[0]:
+        return case
+    return _best_micro_batch(_with_layout(case, msgspec.structs.replace(case.layout, micro_batch=1)))
 
 
 def _fits(case: Case, layouts: list[Layout]) -> list[bool]:

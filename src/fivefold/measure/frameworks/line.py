@@ -21,7 +21,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     vocab: where it is not stated and does not follow from the model's shape.
     lists_ties: rows that untie embedding and head list the option, and others have them tied.
     sequence_parallel: whether tensor parallelism brings it where that is not stated.
-    pipeline_fills: a pipeline cuts the local batch into as many micro-batches as stages where none is stated.
+    pipeline_fills: a pipeline cuts the local batch into as many micro-batches as stages where none is stated and that
+        fits.
     recomputes_in_part: whether some of a rank's blocks are recomputed without others where a row does not say which.
     policies: of frameworks that checkpoint every block under a policy, those of its recipes by their names in
         policies.py, the one that keeps most first; a row that states none has the first that fits, the last where none
