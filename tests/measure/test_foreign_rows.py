@@ -9,6 +9,7 @@ import pytest
 from foreign import NO_SIZES, read, written
 
 from fivefold.cluster import load_cluster, load_curve_of
+from fivefold.layout import Recompute
 from fivefold.measure import Unconvertible, convert
 from fivefold.measure.predict import choose, predict
 from fivefold.runtime.profile import Profile
@@ -124,6 +125,23 @@ def test_torchtitan_accumulates_what_does_not_fit_at_once():
     told = predict(large)
     assert large.layout.micro_batch < 32
     assert told.peak_bytes + told.outside_bytes <= large.cluster.gpu.memory_bytes
+
+
+def test_replicas_that_do_not_fit_shard_their_optimizer():
+    """Megatron-DeepSpeed has no ZeRO by default: 18 bytes a parameter of 8B on every GPU, or 12 of them over 64."""
+    row: dict[str, Any] = {"framework": "Megatron-DeepSpeed", "recompute_kind": None}
+    assert choose(read(**row)).layout.zero == 1
+    assert choose(read(**row, tp=8)).layout.zero == 0
+    assert choose(read(**row, zero=0)).layout.zero == 0
+    assert choose(read(**row, model="llama3-70b", **NO_SIZES)).layout.zero == 0  # shards do not fit either
+    assert choose(read(framework="DDP")).layout.zero == 0
+
+
+@pytest.mark.parametrize("framework", ["Hugging Face Trainer", "DeepSpeed ZeRO-3", "LLaMA-Factory"])
+def test_trainers_of_transformers_checkpoint_all_blocks_or_none(framework):
+    kinds = [choose(read(framework=framework, recompute_kind=None, seq=seq)).layout.recompute for seq in (2048, 16384)]
+    assert kinds == [Recompute(), Recompute(kind="full")]
+    assert choose(read(framework="torchtitan", recompute_kind=None, seq=16384)).layout.recompute.layers
 
 
 def test_a_stage_in_its_column_wins_over_the_one_in_a_name():

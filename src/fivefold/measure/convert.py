@@ -43,7 +43,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """One run as input of `estimate`.
 
     assumed: fields that the source does not state. open: of them, those that `choose` still has to settle
-        ("ep", "shard_groups", "micro_batch", or "local_batch" of frameworks that do not cut it, "recompute").
+        ("ep", "shard_groups", "zero", "micro_batch", or "local_batch" of frameworks that do not cut it, "recompute").
     changes: numbers of the profile that the source's recipe sets otherwise.
     recomputes_in_part: as of its Framework. policies: what those of its Framework keep (Profile.checkpoint_keeps).
     shard_groups: of hybrid sharding, the numbers of groups that it may have, most first.
@@ -107,7 +107,9 @@ def convert(run: Run, runtime: str | None = None) -> Case:
     except FivefoldError as error:
         raise Unconvertible(error.message) from error
     _check_world(run, model, layout)
-    unsettled = [name for name in ("ep", "shard_groups", "micro_batch", "recompute") if name in assumed]
+    unsettled = [name for name in ("ep", "shard_groups", "zero", "micro_batch", "recompute") if name in assumed]
+    if "zero" in unsettled and not (line.shards_to_fit and layout.zero == 0):
+        unsettled.remove("zero")
     if "ep" in unsettled and (run.ep is not None or not model.is_moe):
         unsettled.remove("ep")
     if run.mbs is not None and "micro_batch" in unsettled:

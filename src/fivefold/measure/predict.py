@@ -43,6 +43,7 @@ def choose(case: Case) -> Case:
     makes = {
         "ep": _fewest_expert_ranks,
         "shard_groups": _most_groups,
+        "zero": _sharded_to_fit,
         "micro_batch": _best_micro_batch,
         "local_batch": _local_batch,
         "recompute": _least_recompute,
@@ -135,11 +136,24 @@ def _best_micro_batch(case: Case) -> Case:
     return _with_layout(case, fitting[int(seconds.argmin())])
 
 
+def _recomputing_most(case: Case) -> Case:
+    """The case with all blocks recomputed, where that is still to be settled."""
+    if "recompute" not in case.open:
+        return case
+    return _with_layout(case, msgspec.structs.replace(case.layout, recompute=Recompute(kind="full")))
+
+
+def _sharded_to_fit(case: Case) -> Case:
+    """The case with its optimizer's states sharded where replicas of them do not fit and their shards do."""
+    sharded = _with_layout(case, msgspec.structs.replace(case.layout, zero=1))
+    fits = _fits(case, [_recomputing_most(one).layout for one in (case, sharded)])
+    return sharded if fits == [False, True] else case
+
+
 def _local_batch(case: Case) -> Case:
     """The case with all that its framework would make of the local batch at once, where that fits recomputing most;
     where it does not, with a micro-batch as others have it."""
-    most = _under_policy(case, ()) if "recompute" in case.open else case
-    if _fits(most, [most.layout])[0]:
+    if _fits(case, [_recomputing_most(case).layout])[0]:
         return case
     return _best_micro_batch(_with_layout(case, msgspec.structs.replace(case.layout, micro_batch=1)))
 

@@ -10,6 +10,7 @@ LINES: tuple[Framework, ...] = (
         runtime="deepspeed",
         sharded="deepspeed-zero",
         zero=0,
+        shards_to_fit=True,
         sequence_parallel=False,
         unfused_until="9999",
         drops_out=True,
@@ -24,9 +25,11 @@ LINES: tuple[Framework, ...] = (
         runtime="deepspeed",
         sharded="deepspeed-zero",
         zero=3,
+        recomputes_in_part=False,
         precision="fp16",
         unfused_until=FLASH_USUAL,
-        source="DeepSpeed's documentation: ZeRO is the reason to use it (from memory)",
+        source="DeepSpeed's documentation: ZeRO is the reason to use it; its models are transformers' and Megatron's, "
+        "which checkpoint all blocks or none (from memory)",
     ),
     Framework(
         starts=("gpt-neox", "neox"),
@@ -48,6 +51,7 @@ LINES: tuple[Framework, ...] = (
         sharded="deepspeed-zero",
         stands_in=True,
         zero=0,
+        shards_to_fit=True,
         sequence_parallel=False,
         unfused_until=FLASH_USUAL,
         grad_dtype="bf16",

@@ -48,7 +48,7 @@ LINES: tuple[Framework, ...] = (
         source="fully_shard over every rank; without it plain PyTorch replicas, as deepspeed's",
     ),
     Framework(
-        starts=("fsdp", "pytorch", "accelerate", "hf ", "transformers", "axolotl", "llama-factory"),
+        starts=("fsdp", "pytorch"),
         runtime="deepspeed",
         sharded="fsdp1",
         zero=3,
@@ -65,6 +65,17 @@ LINES: tuple[Framework, ...] = (
         zero=3,
         source="FullyShardedDataParallel that reduces in fp32: FSDPPrecision mixed (olmo/config.py, 8cefe6a; that its "
         "models were trained so is from memory)",
+    ),
+    Framework(
+        starts=("accelerate", "hf ", "transformers", "axolotl", "llama-factory"),
+        runtime="deepspeed",
+        sharded="fsdp1",
+        zero=3,
+        recomputes_in_part=False,
+        changes_sharded=_SIXTEEN_BIT_SCATTER,
+        sharded_grad_dtype="bf16",
+        source="as fsdp, around transformers' models, whose gradient_checkpointing_enable knows all blocks or none "
+        "(from memory)",
     ),
     Framework(
         starts=("ddp",),
