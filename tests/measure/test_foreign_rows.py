@@ -127,6 +127,15 @@ def test_torchtitan_accumulates_what_does_not_fit_at_once():
     assert told.peak_bytes + told.outside_bytes <= large.cluster.gpu.memory_bytes
 
 
+def test_a_missing_micro_batch_is_weighed_with_what_it_recomputes():
+    """Over one slow card a node, gathers of ZeRO-3 cost more than recomputing all for eight times as few of them."""
+    row: dict[str, Any] = {"framework": "DeepSpeed ZeRO-3", "mbs": None, "gbs": 1024, "interconnect": "100 Gb/s"}
+    plain, free = (choose(read(**row, recompute_kind=kind)) for kind in ("none", None))
+    assert free.layout.recompute.kind == "full"
+    assert free.layout.micro_batch > plain.layout.micro_batch
+    assert predict(free).seconds.value < 0.8 * predict(plain).seconds.value
+
+
 def test_replicas_that_do_not_fit_shard_their_optimizer():
     """Megatron-DeepSpeed has no ZeRO by default: 18 bytes a parameter of 8B on every GPU, or 12 of them over 64."""
     row: dict[str, Any] = {"framework": "Megatron-DeepSpeed", "recompute_kind": None}

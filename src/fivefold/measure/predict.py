@@ -36,9 +36,9 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(case: Case) -> Case:
-    """The case with its open choices made: the fewest ranks of experts, the most groups that share parameters, the
-    micro-batch that is predicted to be fastest, then the least recomputation, that fit the memory. Nothing measured is
-    looked at."""
+    """The case with its open choices made: the fewest ranks of experts, the most groups that share parameters, replicas
+    of the optimizer's states or else their shards, the micro-batch that is predicted to be fastest, then the least
+    recomputation, that fit the memory. Nothing measured is looked at."""
     _check_batch(case)
     makes = {
         "ep": _fewest_expert_ranks,
@@ -120,20 +120,29 @@ def _fewest_blocks(case: Case) -> Layout:
 
 
 def _best_micro_batch(case: Case) -> Case:
-    """The case with the micro-batch that is predicted to be fastest of those that divide the batch and fit: who ran
-    it tuned it. One sequence where none fits."""
-    case = _until_settled(case, 0)
+    """The case with the micro-batch that is predicted to be fastest of those that divide the batch and fit, each with
+    the least recomputation that fits where that is to be settled too: who ran it tuned it. One sequence where none
+    fits."""
     layout = case.layout
     share = case.work.global_batch // (case.cluster.gpus // (layout.tp * layout.cp * layout.pp))
     sizes = [size for size in range(1, _LARGEST_MICRO_BATCH + 1) if share % size == 0]
     if layout.vpp > 1:  # micro-batches go in groups of pp
         sizes = [size for size in sizes if share // size % layout.pp == 0]
-    all_sizes = [msgspec.structs.replace(layout, micro_batch=size) for size in sizes]
-    fitting = [one for one, fits in zip(all_sizes, _fits(case, all_sizes), strict=True) if fits]
+    settled = [_until_settled(case, which) for which in range(len(case.policies) or 1)]
+    found = [each for one in settled for each in _timed(one, sizes)]
+    return _with_layout(case, msgspec.structs.replace(layout, micro_batch=min(found)[1])) if found else case
+
+
+def _timed(case: Case, sizes: list[int]) -> list[tuple[float, int]]:
+    """(seconds of a step, micro-batch) of those of `sizes` that fit."""
+    layouts = [msgspec.structs.replace(case.layout, micro_batch=size) for size in sizes]
+    if "recompute" in case.open and not case.policies:
+        layouts = [_fewest_blocks(_with_layout(case, one)) for one in layouts]
+    fitting = [one for one, fits in zip(layouts, _fits(case, layouts), strict=True) if fits]
     if not fitting:
-        return case
+        return []
     seconds = kernel_of(case, fitting).step_seconds(np.arange(len(fitting)))
-    return _with_layout(case, fitting[int(seconds.argmin())])
+    return [(float(s), one.micro_batch) for s, one in zip(seconds, fitting, strict=True)]
 
 
 def _recomputing_most(case: Case) -> Case:
