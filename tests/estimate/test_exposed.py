@@ -166,6 +166,22 @@ def test_gathers_of_a_fully_sharded_block_hide_behind_compute(price, small):
     assert short.step.breakdown_s["dp"] > long.step.breakdown_s["dp"]
 
 
+def test_pytorchs_stages_wait_once_for_their_gradients(price):
+    """However many micro-batches a step has: the first rank's, whole, after its last backward."""
+    few, many = (
+        price("llama", Layout(pp=2, zero=2), runtime="torchtitan", seq_len=512, gpus=16, global_batch=8 * m)
+        for m in (4, 32)
+    )
+    blocks = (LLAMA - 2 * 4096 * 1024 - 1024) / 16
+    once = 8 * one_collective("reduce_scatter", 4 * blocks, 8, 1, 16)
+    once += one_collective("reduce_scatter", 4 * 4096 * 1024, 8, 1, 16)
+    # What every micro-batch adds is the sum of 16-bit and fp32 gradients, at less than the memory's 3.35 TB/s.
+    each = (many.step.breakdown_s["dp"] - few.step.breakdown_s["dp"]) / (32 - 4)
+    added = 10 * (8 * blocks + 4096 * 1024) / 3.35e12
+    assert added < each < 3 * added
+    assert once < few.step.breakdown_s["dp"] - 4 * each < 1.5 * once
+
+
 def test_crossing_nodes_costs(price):
     """A tensor-parallel group of 16 leaves the node of 8, one of 8 does not."""
     inside, across = (price("llama", Layout(tp=tp), gpus=16).step.breakdown_s["tp"] for tp in (8, 16))

@@ -80,6 +80,17 @@ def test_fully_sharded_gathers_in_both_passes_of_every_micro_batch(price):
         assert found["dp", "reduce_scatter"] == (m, m * 2 * gather)
 
 
+@pytest.mark.parametrize(("zero", "gathers"), [(2, 1), (3, 8)])
+def test_pytorchs_stages_reduce_once_a_step(price, zero, gathers):
+    """Megatron-FSDP's reduce every micro-batch; under ZeRO-2 PyTorch's keep what the first one gathered."""
+    layout, size = Layout(pp=2, zero=zero), {"gpus": 16, "global_batch": 8 * 4}
+    titan, megatron = (
+        rows(price("llama", layout, **size, runtime=runtime)) for runtime in ("torchtitan", "megatron-fsdp")
+    )
+    assert (titan["dp", "reduce_scatter"][0], megatron["dp", "reduce_scatter"][0]) == (1, 4)
+    assert titan["dp", "all_gather"][0] == gathers
+
+
 def test_a_pipeline_sends_boundaries(price):
     est = price("llama", Layout(pp=4), gpus=4, global_batch=MICRO_BATCHES)
     ends = 1 if est.step.slowest_stage in (0, 3) else 2

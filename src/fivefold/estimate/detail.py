@@ -295,8 +295,10 @@ class Detail:
         whole = [float(part[0, self.slowest]) for part in kernel.rank_parameters(_ONE)]
         gathered = [0.0, 0.0] if frozen and not self.problem.fully_sharded else whole
         zero = int(c.zero[0])
-        times = self.micro_batches if self.problem.fully_sharded else 1
-        gathers = times * (2 if zero == 3 else 1) if zero else 0
+        piped = bool(kernel.reduces_once(_ONE)[0])
+        rounds = self.micro_batches if self.problem.fully_sharded else 1
+        times = 1 if piped else rounds
+        gathers = (2 * rounds if zero == 3 else times) if zero else 0
         over_dense, over_expert = (float(shards[0, 0]) for shards in kernel.shards(_ONE))
         groups = kernel.groups(_ONE)
         whole_sum = frozen or not zero or self.problem.sums_in_full

@@ -100,7 +100,9 @@ class Kernel(HostModel):
         forward_step_helper_preprocess; --no-align-grad-reduce, which is not usual, starts chunk 0 earlier).
         """
         if self.problem.fully_sharded:
-            return self._ends_of_step(rows)
+            piped = self.reduces_once(rows)
+            ends = self._ends_of_step(rows)
+            return np.where(piped, self._ends_of_pipeline(rows), ends) if piped.any() else ends
         c, table, v = self.columns, self.table, self.variants
         plan, which = self.plan[rows], self.variant[rows]
         forward, backward = self.pass_seconds(rows)
@@ -160,6 +162,24 @@ class Kernel(HostModel):
         cluster = self.problem.cluster
         gather = collective_seconds(cluster, "all_gather", self.problem.work.compute_bytes * largest, dense_group)
         return gather + collective_seconds(cluster, "reduce_scatter", self.grad_bytes * largest, dense_group)
+
+    def _ends_of_pipeline(self, rows: np.ndarray) -> np.ndarray:
+        """Fully sharded stages that reduce once, worst rank, [n]: gradients after a rank's last backward, which ends
+        earlier down the pipeline, and under ZeRO-2 parameters beside its first forward, the first of them before it.
+
+        PyTorch 2.13 distributed/pipelining/stage.py, backward_maybe_with_nosync: no stage reduces before
+        perform_reduce_grad, nor reshards; torchtitan reshards behind no pipeline's forward either.
+        """
+        plan, v, table = self.plan[rows], self.variant[rows], self.table
+        reduce_s, gather_s = (dot(table.count[plan], seconds[v]) for seconds in self.unit_seconds)
+        units = np.where(table.count[plan] > 0, self.unit_seconds[1][v][:, None], 0).max(axis=2)
+        forward, _ = self.pass_seconds(rows)
+        late = dot(table.before[plan], self.variants.backward_s[v])
+        late = late + dot(table.before_again[plan], self.variants.again_s[v])
+        beside = np.where(self.columns.overlap_param[rows][:, None], forward, 0)
+        kept = (self.columns.zero[rows] < 3)[:, None]
+        gathers = units + np.where(kept, np.maximum(gather_s - units - beside, 0), 0)
+        return ((np.maximum(reduce_s - late, 0) + gathers) * table.exists[plan]).max(axis=1)
 
     def optimizer_seconds(self, rows: np.ndarray) -> np.ndarray:
         """Seconds of gradient norm, update and clearing of gradients on the worst rank, [n]; of the offloaded share of

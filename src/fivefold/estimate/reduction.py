@@ -17,6 +17,8 @@ from fivefold.layout.columns import Columns
 from fivefold.layout.layout import SCHEDULES, V_SHAPED
 from fivefold.layout.workload import QUANTISED, QUANTISED_BYTES
 
+# PyTorch FSDPParam.accumulate_unsharded_grad_if_needed: a 16-bit gradient is read and added to the whole fp32 one.
+_ACCUMULATED_BYTES = 10.0
 _IS_V = np.array([name in V_SHAPED for name in SCHEDULES])
 
 
@@ -31,7 +33,13 @@ class ReductionGroups:
 
 
 class Reductions(Tables):
-    """Tables that know what data parallelism moves."""
+    """Tables that know what data parallelism moves.
+
+    unit_seconds: of frameworks that move pieces one by one, what each one's gradients and parameters take, unhidden,
+        [W, P].
+    """
+
+    unit_seconds: tuple[np.ndarray, np.ndarray]
 
     def __init__(self, problem: Problem, columns: Columns, *, every_rank: bool = False) -> None:
         super().__init__(problem, columns, every_rank=every_rank)
@@ -42,23 +50,33 @@ class Reductions(Tables):
         """Each piece's parameters are gathered while the piece before computes and its gradients scattered while the
         next one does; what compute does not hide, or may not be overlapped, is exposed. ZeRO-2 gathers once, in
         forward; ZeRO-3 in both passes. fivefold's trainer gathers under ZeRO-3 alone, and scatters every micro-batch
-        there and, beside compute, under ZeRO-2."""
+        there and, beside compute, under ZeRO-2. What a pipeline moves once a step is left to the step's ends."""
         reduce_s, gather = self.reduction_seconds(rows, table.dense, table.expert)
         share = self._gathered_share(gather.shape[1])
         gather = share * gather
+        self.unit_seconds = reduce_s, gather
         zero = self.columns.zero[rows][:, None]
+        piped = self.reduces_once(rows)[:, None]
+        reduce_s, gather = np.where(piped, 0, reduce_s), np.where(piped & (zero < 3), 0, gather)
         param, grad = (on[rows][:, None] for on in (self.columns.overlap_param, self.columns.overlap_grad))
         if not self.problem.fully_sharded:
             every_round = (zero == 3) | ((zero == 2) & grad)
             gather, reduce_s = np.where(zero == 3, gather, 0), np.where(every_round, reduce_s, 0)
         regather = np.where(zero == 3, gather, 0)
-        after_gather, before_scatter = self._copy_seconds(table.dense + table.expert, zero == 3)
+        elements = table.dense + table.expert
+        after_gather, before_scatter = self._copy_seconds(elements, zero == 3)
         after_gather = share * after_gather
+        before_scatter = np.where(piped, self._streamed(_ACCUMULATED_BYTES * self.trains * elements), before_scatter)
         waited = 0.0 if self.problem.runtime.registered_buffers else WAITED
         table.gather_forward = _exposed(waited, table.forward, (gather, param)) + after_gather
         table.gather_backward = _exposed(waited, table.backward, (regather, param), (reduce_s, grad))
         table.gather_backward = table.gather_backward + after_gather + before_scatter
         table.total()
+
+    def reduces_once(self, rows: np.ndarray) -> np.ndarray:
+        """Whether whole gradients wait for the last of a pipeline's micro-batches; under ZeRO-2 the parameters that the
+        first one gathered stay too, [n]."""
+        return (self.columns.pp[rows] > 1) & self.problem.runtime.pipeline_keeps_whole_gradients
 
     def _gathered_share(self, pieces: int) -> np.ndarray:
         """[P] of a gather in 16 bit, what it is where blocks' parameters are quantised before; what lies beside the
@@ -71,12 +89,17 @@ class Reductions(Tables):
     def _copy_seconds(self, elements: np.ndarray, copies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Seconds on compute's own stream, [W, P]: parameters copied out of a gathered buffer, and gradients into the
         one that is scattered."""
-        runtime, gpu, curve = self.problem.runtime, self.problem.cluster.gpu, self.pricer.curve
+        runtime = self.problem.runtime
         gather, scatter = (
-            np.where(copies & (moved > 0), curve.in_step * streaming_seconds(curve, gpu, moved * elements), 0.0)
+            np.where(copies & (moved > 0), self._streamed(moved * elements), 0.0)
             for moved in (runtime.gather_copy_bytes, runtime.scatter_copy_bytes)
         )
         return gather, scatter
+
+    def _streamed(self, moved: np.ndarray) -> np.ndarray:
+        """Seconds of kernels that move so many bytes on compute's own stream."""
+        curve = self.pricer.curve
+        return curve.in_step * streaming_seconds(curve, self.problem.cluster.gpu, moved)
 
     def groups(self, rows: np.ndarray) -> ReductionGroups:
         """Where the groups lie over which gradients are reduced; without ZeRO one group replicates everything."""

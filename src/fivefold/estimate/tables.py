@@ -47,7 +47,7 @@ class Tables:
         c = self.columns
         fields = [self.key, c.recompute_kind, c.recompute_modules]
         if self.problem.by_unit:
-            fields += [c.zero, c.dp_shard, c.dp_replicate, c.edp, c.overlap_grad, c.overlap_param]
+            fields += [c.zero, c.dp_shard, c.dp_replicate, c.edp, c.overlap_grad, c.overlap_param, c.pp > 1]
         first, inverse = distinct(fields)
         table = variants(self.costs, self.key[first], c.recompute_kind[first], c.recompute_modules[first])
         return inverse, first, table
