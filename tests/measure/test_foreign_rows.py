@@ -127,6 +127,13 @@ def test_torchtitan_accumulates_what_does_not_fit_at_once():
     assert told.peak_bytes + told.outside_bytes <= large.cluster.gpu.memory_bytes
 
 
+def test_single_precision_before_bf16_is_priced():
+    """Volta's fp32 has an eighth of the rate of its fp16."""
+    row: dict[str, Any] = {"gpu": "V100-SXM2-32GB", "framework": "PyTorch DDP", "source_date": "2020-05", "tp": 8}
+    single, half = (predict(read(**row, precision_kind=kind)).seconds.value for kind in ("fp32", "fp16"))
+    assert 3 < single / half < 8
+
+
 def test_a_missing_micro_batch_is_weighed_with_what_it_recomputes():
     """Over one slow card a node, gathers of ZeRO-3 cost more than recomputing all for eight times as few of them."""
     row: dict[str, Any] = {"framework": "DeepSpeed ZeRO-3", "mbs": None, "gbs": 1024, "interconnect": "100 Gb/s"}

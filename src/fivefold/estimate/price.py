@@ -114,7 +114,8 @@ class Pricer:
         self.curve = replace(curve, in_step=curve.in_step * slowest(cluster.gpus))
         self.runtime = runtime
         self.attention_kernel = next((name for name in runtime.attention_kernels if name in self.curve.attention), None)
-        self.sixteen_bit: Precision = work.sixteen_bit
+        # Attention beside fp32 products, on GPUs older than bf16.
+        self.sixteen_bit: Precision = work.sixteen_bit if work.sixteen_bit in self.gpu.peak_flops_per_s else "fp16"
         self.products = ProductPricer(self.curve, self.gpu, runtime, work)
         self.work = work
         self.graphs = work.cuda_graphs
