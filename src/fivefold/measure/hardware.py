@@ -125,6 +125,8 @@ def cluster_of(run: Run, line: Framework, assumed: set[str]) -> Cluster:
         system = "a100-40g-sxm"
     if system.endswith("-sxm") and _is_pcie(run):
         system = _ON_PCIE.get(system, system)
+    if f"{system}-nvlink" in clusters() and _is_bridged(run):
+        system = f"{system}-nvlink"
     if guessed:
         assumed.add("gpu")
     if not run.interconnect:
@@ -199,6 +201,12 @@ def _is_pcie(run: Run) -> bool:
     return bool(re.search(rf"PCIe only|{_NO_NVLINK}", links, re.IGNORECASE)) or bool(
         re.match(r"PCIe ?(Gen ?)?\d?(\.0)?( x16)?\s*($|[,;+/])", links, re.IGNORECASE)
     )
+
+
+def _is_bridged(run: Run) -> bool:
+    """Whether a row's cards, which PCIe joins, are said to have NVLink: bridges between two."""
+    words = f"{run.gpu} {run.interconnect}"
+    return "nvlink" in words.lower() and not re.search(_NO_NVLINK, words, re.IGNORECASE)
 
 
 def with_kernel(cluster: Cluster, name: str, assumed: set[str]) -> Cluster:
