@@ -143,6 +143,17 @@ def test_a_missing_micro_batch_is_weighed_with_what_it_recomputes():
     assert predict(free).seconds.value < 0.8 * predict(plain).seconds.value
 
 
+def test_chunks_that_are_not_stated_leave_room_to_recompute_in_part():
+    """Eight chunks of one block each recompute all or none of them: a little too little memory costs a third."""
+    sizes = {"model": "llama3.1-405b", **NO_SIZES, "seq": 8192}
+    row: dict[str, Any] = {"gpus": 8192, "tp": 8, "pp": 16, "gbs": 1024, "recompute_kind": None, **sizes}
+    free, stated = (choose(read(**row, vpp=vpp)) for vpp in (None, 8))
+    assert (stated.layout.vpp, stated.layout.recompute) == (8, Recompute(kind="full", layers=8))
+    assert (free.layout.vpp, free.layout.recompute) == (4, Recompute(kind="full", layers=4))
+    assert predict(free).seconds.value < predict(stated).seconds.value
+    assert choose(read(**row, framework="NeMo", gpu="H200")).layout.vpp == 8  # which has room for all
+
+
 def test_replicas_that_do_not_fit_shard_their_optimizer():
     """Megatron-DeepSpeed has no ZeRO by default: 18 bytes a parameter of 8B on every GPU, or 12 of them over 64."""
     row: dict[str, Any] = {"framework": "Megatron-DeepSpeed", "recompute_kind": None}

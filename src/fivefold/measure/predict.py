@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -107,16 +108,35 @@ def _fewest_expert_ranks(case: Case) -> Case:
 
 
 def _fewest_blocks(case: Case) -> Layout:
-    layout = case.layout
+    layout, every = case.layout, msgspec.structs.replace(case.layout, recompute=Recompute(kind="full"))
     if _fits(case, [layout])[0]:
         return layout
     if not case.recomputes_in_part:
-        return msgspec.structs.replace(layout, recompute=Recompute(kind="full"))
-    per_rank = -(-case.model.layers // layout.pp)
-    counts = range(layout.vpp, per_rank + 1, layout.vpp)
-    some = [msgspec.structs.replace(layout, recompute=Recompute(kind="full", layers=count)) for count in counts]
-    some.append(msgspec.structs.replace(layout, recompute=Recompute(kind="full")))
-    return next((one for one, fits in zip(some, _fits(case, some), strict=True) if fits), some[-1])
+        return every
+    found = [one for one in map(partial(_fewest_of_chunks, case), _chunks(case)) if one is not None]
+    if len(found) < 2:
+        return found[0] if found else every
+    return found[int(kernel_of(case, found).step_seconds(np.arange(len(found))).argmin())]
+
+
+def _chunks(case: Case) -> list[int]:
+    """Chunks that a rank's interleaved stages may have: as many as stated or named; else, as each recomputes the same
+    number of blocks, fewer of them too."""
+    vpp = case.layout.vpp
+    if case.run.vpp is not None or case.layout.schedule is not None or vpp == 1:
+        return [vpp]
+    return [chunks for chunks in range(vpp, 1, -1) if vpp % chunks == 0]
+
+
+def _fewest_of_chunks(case: Case, vpp: int) -> Layout | None:
+    """The layout with so many chunks and as few blocks recomputed as fit, None where not even all do."""
+    per_rank = -(-case.model.layers // case.layout.pp)
+    some = [Recompute(kind="full", layers=count) for count in range(vpp, per_rank + 1, vpp)]
+    layouts = [
+        msgspec.structs.replace(case.layout, vpp=vpp, recompute=recompute)
+        for recompute in (Recompute(), *some, Recompute(kind="full"))
+    ]
+    return next((one for one, fits in zip(layouts, _fits(case, layouts), strict=True) if fits), None)
 
 
 def _best_micro_batch(case: Case) -> Case:
