@@ -59,7 +59,7 @@ BAD = [
     ("plan gpt2 gpt3 --gpus 8", None),
     ("plan gpt2 --gpus 8 --save /no/such/folder/plan.toml", "--save"),
     ("estimate gpt2 --gpus 8 --tp 2,4", "--tp"),
-    ("estimate gpt2 --gpus 8 --tp 16", "--tp"),
+    ("estimate gpt2 --gpus 8 --pp 5000", "--pp"),
     ("estimate no-such.toml", "MODEL"),
     ("compare gpt2 --gpus 8", "--b"),
     ("compare gpt2 --gpus 8 --a tp --b pp=2", "--a"),

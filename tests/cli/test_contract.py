@@ -51,11 +51,17 @@ def enveloped(document: dict[str, Any], kind: str) -> None:
     assert isinstance(document["inputs"], dict)
 
 
+def check_layout(layout: dict[str, Any]) -> None:
+    has(layout, LAYOUT)
+    has(layout["recompute"], ["kind", "layers", "modules"])
+    has(layout["overlap"], ["grad", "param", "tp", "ep"])
+    assert all(layout["overlap"][name] in (True, False) for name in ("grad", "param", "tp", "ep"))
+    assert layout["sequence_parallel"] in (True, False)
+
+
 def check_estimate(estimate: dict[str, Any]) -> None:
     has(estimate, ESTIMATE)
-    has(estimate["layout"], LAYOUT)
-    has(estimate["layout"]["recompute"], ["kind", "layers", "modules"])
-    has(estimate["layout"]["overlap"], ["grad", "param", "tp", "ep"])
+    check_layout(estimate["layout"])
     memory, step = estimate["memory"], estimate["step"]
     has(memory, MEMORY)
     for stage in memory["stages"]:
@@ -119,6 +125,24 @@ def test_a_broken_rule_is_answered_with_one(run) -> None:
     assert document["step"] is None
     for rule in document["violations"]:
         has(rule, RULE)
+
+
+@pytest.mark.parametrize("axis", ["tp", "cp", "pp", "ep", "etp", "dp-replicate"])
+def test_a_degree_beyond_the_gpus_would_not_start_and_is_no_bad_input(run, axis: str) -> None:
+    outcome = run(f"estimate mixtral-8x7b --gpus 8 --{axis} 16 --gbs 8 --json")
+    assert outcome.code == 1
+    document = outcome.document
+    check_layout(document["layout"])
+    broken = [(rule["id"], rule["option"], rule["value"]) for rule in document["violations"]]
+    assert (document["valid"], broken) == (False, [(f"{axis}-range", f"--{axis}", 16)])
+
+
+def test_layouts_around_the_best_one_have_every_field_where_they_would_not_start(run) -> None:
+    neighbours = run("plan gpt2 --gpus 1 --gbs 8 --json").document["why"]["neighbours"]
+    assert "rule" in {each["reason"] for each in neighbours}
+    for each in neighbours:
+        has(each, ["layout", "reason", "delta_s", "over_bytes", "stage"])
+        check_layout(each["layout"])
 
 
 def test_what_does_not_fit_is_answered_with_one(run) -> None:

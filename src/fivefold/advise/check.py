@@ -10,7 +10,7 @@ from fivefold.advise.waste import doubts, mfu_sentence, wasted
 from fivefold.cluster import Cluster
 from fivefold.errors import FivefoldError
 from fivefold.estimate import Estimate, Problem, estimate
-from fivefold.estimate.estimate import as_violation, assumptions, flops_per_token, inputs_of, parameters, rule_context
+from fivefold.estimate.estimate import as_violation
 from fivefold.estimate.result import Assumption, Parts, RuleViolation
 from fivefold.interop.megatron.given import unknown_sentence
 from fivefold.interop.megatron.layout_options import changed_options, layout_options
@@ -18,9 +18,6 @@ from fivefold.interop.megatron.options import OPTIONS
 from fivefold.interop.megatron.read import Reading
 from fivefold.interop.megatron.words import in_their_words, option_of, spelled
 from fivefold.layout import Layout, unusual
-from fivefold.layout.columns import Columns
-from fivefold.layout.rules import violations
-from fivefold.layout.stages import resolve_row
 from fivefold.runtime import load_runtime
 from fivefold.search.found import search
 from fivefold.search.pins import checked_pins
@@ -28,7 +25,6 @@ from fivefold.search.words import layout_words
 
 replace = msgspec.structs.replace
 
-_MOST_STAGES = 4096  # that can be listed
 _LEAST_GAIN = 0.002  # of the step: less is noise even between two layouts of one problem
 
 
@@ -68,38 +64,13 @@ def _profile(reading: Reading, asked: str) -> str:
 
 def _estimated(reading: Reading, problem: Problem, runtime: str) -> Estimate:
     """The estimate of the launch, its broken rules in the user's words, with the rules on options among them."""
-    try:
-        found = estimate(reading.model, problem.cluster, reading.work, reading.layout, runtime)
-    except FivefoldError as error:
-        if error.code != "bad-degree" or reading.layout.pp * reading.layout.vpp > _MOST_STAGES:
-            raise
-        found = _impossible(reading, problem, runtime)
+    found = estimate(reading.model, problem.cluster, reading.work, reading.layout, runtime)
     broken = [_in_their_words(each, reading) for each in found.violations]
     broken += [_in_their_words(as_violation(each), reading) for each in reading.violations]
     stated = tuple(Assumption(field=each.field, value=each.value, source=each.source) for each in reading.assumed)
     fits = found.fits if not broken else None
     return replace(
         found, valid=not broken, fits=fits, violations=tuple(broken), assumptions=(*stated, *found.assumptions)
-    )
-
-
-def _impossible(reading: Reading, problem: Problem, runtime: str) -> Estimate:
-    """Degrees beyond the GPUs have no price, but say which rule they break."""
-    columns = Columns.from_layouts([reading.layout], problem.cluster.gpus, reading.work)
-    context = rule_context(reading.model, problem.cluster, reading.work, runtime)
-    broken = tuple(map(as_violation, violations(columns, context)))
-    return Estimate(
-        layout=resolve_row(columns, reading.model, runtime),
-        valid=False,
-        violations=broken,
-        fits=None,
-        assumptions=assumptions(problem),
-        memory=None,
-        step=None,
-        params=parameters(reading.model, reading.work, problem.runtime),
-        flops_per_token=flops_per_token(problem, 0.0),
-        traffic=(),
-        inputs={**inputs_of(problem, runtime), "layout": msgspec.to_builtins(reading.layout)},
     )
 
 

@@ -23,6 +23,7 @@ Weights = tuple[int, int]  # parameters of a block and of the head, where they d
 StageRanges = tuple[tuple[tuple[int, int], ...], ...]
 
 MAX_CHUNKS = 1024  # chunks per rank: beyond any model's depth, so a mistyped number fails at once
+MAX_STAGES = 4096  # listed of a pipeline that is longer than the GPUs are many
 
 # How a runtime splits blocks when nobody says otherwise.
 SPLIT_POLICY: dict[str, Policy] = {
@@ -221,13 +222,16 @@ def resolve_row(columns: Columns, model: ModelSpec, runtime: str = "megatron") -
 
 
 def check_degrees(layout: Layout, world: int) -> None:
-    """Refuse what has no arithmetic at all: degrees below one, and more stages than could ever be listed."""
+    """Refuse what has no arithmetic at all: degrees below one, and more stages than could ever be listed.
+
+    Degrees beyond the GPUs break a rule, as those that do not divide them."""
+    listed = {"vpp": (MAX_CHUNKS, MAX_CHUNKS), "pp": (max(world, MAX_STAGES // max(layout.vpp, 1)), world)}
     for name in DEGREES:
         value = getattr(layout, name)
-        most = {"vpp": MAX_CHUNKS, "micro_batch": None}.get(name, world)
-        if value < 1 or (most is not None and value > most):
+        most, said = listed.get(name, (value, None if name == "micro_batch" else world))
+        if not 1 <= value <= most:
             option = option_of(name)
-            legal = "1 or more" if most is None else f"1 to {most}"
+            legal = "1 or more" if said is None else f"1 to {said}"
             raise FivefoldError(
                 f"{option} {value} is not possible here: it has to be {legal}, where 1 means that the axis is unused.",
                 code="bad-degree",

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from fivefold.errors import FivefoldError
 from fivefold.estimate import Estimate, Problem
 from fivefold.estimate.result import Parts
 from fivefold.layout import Offload
@@ -219,15 +218,9 @@ def _schedule_steps(problem: Problem, best: Layout) -> list[tuple[str, Layout]]:
 
 
 def _neighbour(change: str, outcome: Priced, estimate: Estimate, problem: Problem) -> Neighbour:
-    # Degrees that cannot even be resolved (more ranks than GPUs) are shown as they were asked for.
-    try:
-        layout = resolve(
-            outcome.layout, problem.model, problem.cluster.gpus, problem.work, problem.runtime.name
-        ).to_dict()
-    except FivefoldError:
-        layout = msgspec.to_builtins(outcome.layout)
+    layout = resolve(outcome.layout, problem.model, problem.cluster.gpus, problem.work, problem.runtime.name)
     options = Parts(msgspec.to_builtins(outcome.layout))
-    base = {"layout": Parts(layout), "options": options, "change": change}
+    base = {"layout": Parts(layout.to_dict()), "options": options, "change": change}
     seconds = estimate.step.seconds.value if estimate.step else 0.0
     if outcome.broken is not None:
         return Neighbour(**base, reason="rule", delta_s=None, over_bytes=None, stage=None, message=outcome.broken)
