@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -114,6 +115,33 @@ def test_an_estimate_is_the_librarys(run) -> None:
     document = run(f"estimate gpt2 --gpu a100-80g-sxm {SMALL} --tp 2 --mbs 2 --json").document
     assert document["step"]["seconds"]["value"] == expected.step.seconds.value
     assert document["memory"]["reserved_bytes"] == expected.memory.reserved_bytes
+
+
+TRAINED = "gpt2 --layers 2 --gpus 2 --seq 64 --gbs 4"
+
+
+@pytest.mark.parametrize("words", [f"estimate {TRAINED}", f"verify {TRAINED}", f"emulate {TRAINED}"])
+def test_inputs_hold_the_layouts_defaults_resolved(run, words: str) -> None:
+    document = run(f"{words} --tp 2 --json").document
+    given, layout = document["inputs"]["layout"], document["layout"]
+    assert (given["zero"], given["sequence_parallel"], given["schedule"]) == (1, True, "1f1b")
+    assert given["overlap"] == layout["overlap"]
+    assert all(given[name] == layout[name] for name in given if name in layout)
+
+
+@pytest.mark.parametrize("flags", ["", "--tp 2", "--tp 2 --no-sequence-parallel", "--pp 2 --vpp 3", "--zero 0"])
+def test_resolved_inputs_are_the_same_layout(run, flags: str) -> None:
+    import msgspec
+
+    import fivefold as ff
+
+    document = run(f"estimate gpt2 {SMALL} --gpu h100-sxm {flags} --json").document
+    layout = msgspec.convert(document["inputs"]["layout"], ff.Layout)
+    assert None not in (layout.sequence_parallel, layout.schedule, layout.overlap.param)
+    work = ff.Workload(seq_len=1024, global_batch=16)
+    found = ff.estimate(ff.load_model("gpt2"), ff.load_cluster("h100-sxm", gpus=4), work, layout)
+    again = json.loads(json.dumps(found.to_dict()))
+    assert all(again[name] == document[name] for name in ("layout", "memory", "step", "violations"))
 
 
 def test_a_broken_rule_is_answered_with_one(run) -> None:

@@ -54,8 +54,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     def to_dict(self) -> dict[str, Any]:
         """The contract's JSON."""
         fields = msgspec.to_builtins(self)
-        inputs = fields["estimate"].pop("inputs")
+        fields["estimate"].pop("inputs")
         for change in fields["changes"]:
             # All estimates have the inputs of the first, but for the layout, which each one gives.
             change["estimate"].pop("inputs")
-        return {**envelope("check", inputs), **fields}
+        return {**envelope("check", self.estimate.resolved_inputs()), **fields}

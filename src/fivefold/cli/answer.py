@@ -62,7 +62,8 @@ def moved_document(moved: Moved | None) -> dict[str, Any] | None:
     if moved is None:
         return None
     fields = msgspec.to_builtins(moved)
-    for name in ("before", "after"):
-        if fields[name] is not None:
-            fields[name]["inputs"] = {key: fields[name]["inputs"][key] for key in ("cluster", "workload", "layout")}
+    for name, estimate in (("before", moved.before), ("after", moved.after)):
+        if estimate is not None:
+            inputs = estimate.resolved_inputs()
+            fields[name]["inputs"] = {key: inputs[key] for key in ("cluster", "workload", "layout")}
     return fields

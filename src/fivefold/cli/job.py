@@ -61,11 +61,15 @@ def resolved(question: Question) -> dict[str, Any]:
     """The question's `inputs` for JSON."""
     import msgspec
 
+    from fivefold.estimate.result import with_defaults
+    from fivefold.layout import resolve
+
+    layout = resolve(question.layout, question.model, question.cluster.gpus, question.work, question.runtime)
     return {
         "model": msgspec.to_builtins(question.model),
         "cluster": question.cluster.to_dict(),
         "workload": msgspec.to_builtins(question.work),
-        "layout": msgspec.to_builtins(question.layout),
+        "layout": with_defaults(msgspec.to_builtins(question.layout), layout),
         "runtime": question.runtime,
         "defaults": question.defaults,
     }

@@ -45,7 +45,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         fields = msgspec.to_builtins(self)
         for side in ("a", "b"):
             fields[side].pop("inputs")
-        return {**envelope("compare", {"a": self.a.inputs, "b": self.b.inputs}), **fields}
+        return {**envelope("compare", {"a": self.a.resolved_inputs(), "b": self.b.resolved_inputs()}), **fields}
 
 
 def compare(a: Estimate, b: Estimate) -> Comparison:

@@ -157,7 +157,11 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """The contract's JSON: schema, kind, version, inputs and the estimate's own fields."""
-        return {**envelope("estimate", self.inputs), **{k: v for k, v in self.body().items() if k != "inputs"}}
+        return {**envelope("estimate", self.resolved_inputs()), **self.body()}
+
+    def resolved_inputs(self) -> dict[str, Any]:
+        """`inputs` for JSON: of the layout, too, every default that was used, where `inputs` has it as asked for."""
+        return {**self.inputs, "layout": with_defaults(self.inputs["layout"], self.layout)}
 
     def save(self, path: str | Path) -> None:
         """Write the plan file (TOML) that fivefold.load_plan reads: model, cluster, workload, layout and runtime."""
@@ -170,6 +174,18 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         fields = msgspec.to_builtins(self)
         fields.pop("inputs")
         return fields
+
+
+def with_defaults(asked: dict[str, Any], layout: ResolvedLayout) -> dict[str, Any]:
+    """A layout as asked for, as builtins, with what was left to the defaults taken from the resolved one."""
+    return _filled(asked, layout.to_dict())
+
+
+def _filled(asked: dict[str, Any], taken: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _filled(value, taken[name]) if isinstance(value, dict) else taken.get(name) if value is None else value
+        for name, value in asked.items()
+    }
 
 
 def envelope(kind: str, inputs: dict[str, Any]) -> dict[str, Any]:

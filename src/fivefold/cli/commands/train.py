@@ -76,7 +76,7 @@ def train(
     """
     from fivefold.cli.failures import BAD_INPUT
     from fivefold.errors import FivefoldError
-    from fivefold.estimate.result import envelope
+    from fivefold.estimate.result import envelope, with_defaults
     from fivefold.train.refuse import require_torch
 
     require_torch()
@@ -108,7 +108,9 @@ def train(
     if output.json and where.rank == 0:
         import msgspec
 
-        inputs = {"plan": plan, "job": msgspec.to_builtins(job), "run": msgspec.to_builtins(run)}
+        trained = msgspec.to_builtins(job)
+        trained["layout"] = with_defaults(trained["layout"], job.resolved)
+        inputs = {"plan": plan, "job": trained, "run": msgspec.to_builtins(run)}
         body = {"layout": job.resolved.to_dict(), "notes": notes, "steps": msgspec.to_builtins(told)}
         write_json({**envelope("train", inputs), **body})
     return 0
