@@ -64,3 +64,7 @@ def _shortened(value: Any) -> Any:
 
 class UnknownModelTypeError(FivefoldError):
     """A configuration that fivefold cannot read exactly, and so refuses to read at all."""
+
+
+class WouldNotStartError(FivefoldError):
+    """A layout that what should run it refuses: no mistake in the input, but an answer (exit code 1)."""

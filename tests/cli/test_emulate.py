@@ -51,8 +51,6 @@ def test_a_plan_file(run, tmp_path: Path) -> None:
         ("emulate gpt2 --gpus 2 --rank 2", "ranks 0 to 1"),
         ("emulate gpt2 --gpus 2 --rank -1", "ranks 0 to 1"),
         ("emulate gpt2 --gpus 2 --rank 1.5", "--rank"),
-        ("emulate gpt2 --gpus 2 --tp 5", "would not start"),
-        ("emulate mixtral-8x7b --gpus 8 --ep 2", "experts"),
         ("emulate gpt2 --gpus 2 --ramp 8:16:1M", "--ramp"),
         ("emulate gpt2", "--gpus"),
     ],
@@ -62,6 +60,21 @@ def test_bad_input(run, words: str, part: str) -> None:
     assert outcome.code == 2
     assert part in outcome.err
     assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("emulate gpt2 --gpus 2 --tp 5", "would not start"),
+        ("emulate mixtral-8x7b --gpus 8 --ep 2", "experts"),
+    ],
+)
+def test_a_layout_that_would_not_start_is_answered_with_one(run, words: str, part: str) -> None:
+    outcome = run(words)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert part in outcome.err and outcome.err.count("\n") == 1
+    document = run(f"{words} --json").document
+    assert document["error"]["option"] in ("--tp", "MODEL")
 
 
 def test_without_torch_one_sentence(run, monkeypatch) -> None:

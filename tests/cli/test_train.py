@@ -86,9 +86,7 @@ def test_verify_tells_a_rank_that_fails(run, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ("verify mixtral-8x7b --gpus 8 --ep 2", "experts"),
         ("verify llama-3-70b --gpus 32 --tp 8 --pp 4", "--max-ranks 32"),
-        ("verify gpt2 --gpus 2 --tp 5", "would not start"),
         ("verify gpt2 --gpus 2 --timeout 0", "--timeout"),
         ("verify gpt2 --gpus 2 --max-ranks 0", "--max-ranks"),
         ("train gpt2", "plan file"),
@@ -100,6 +98,33 @@ def test_bad_input(run, words: str, part: str) -> None:
     assert outcome.code == 2
     assert part in outcome.err
     assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("verify gpt2 --gpus 2 --tp 5", "would not start"),
+        ("verify mixtral-8x7b --gpus 8 --ep 2", "experts"),
+    ],
+)
+def test_a_layout_that_would_not_start_is_an_answer(run, words: str, part: str) -> None:
+    outcome = run(f"{words} --json")
+    assert (outcome.code, outcome.err) == (1, "")
+    document = outcome.document
+    assert (document["kind"], document["passed"], document["parameters"]) == ("verify", False, [])
+    assert document["grad_norm"] == {"reference": None, "layout": None}
+    assert part in document["failure"]
+    assert (document["tolerance"], document["seconds_s"]) == (None, None)
+    said = run(words)
+    assert (said.code, part in " ".join(said.out.split())) == (1, True)
+
+
+def test_train_answers_one_where_the_plan_would_not_start(run, plan) -> None:
+    path = Path(plan("--tp 2"))
+    path.write_text(path.read_text().replace("\ntp = 2\n", "\ntp = 3\n", 1))
+    outcome = run("train", str(path), "--smoke")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "would not start" in outcome.err and outcome.err.count("\n") == 1
 
 
 def test_train_refuses_before_it_starts(run, plan) -> None:

@@ -88,6 +88,13 @@ def internal(error: Exception) -> FivefoldError:
     )
 
 
+def exit_code(error: FivefoldError) -> int:
+    """1 where the error is the answer to a valid question, 2 for bad input."""
+    from fivefold.errors import WouldNotStartError
+
+    return ANSWER_IS_NO if isinstance(error, WouldNotStartError) else BAD_INPUT
+
+
 def report(error: FivefoldError, *, as_json: bool, argv: list[str]) -> None:
     """The error object on standard output, or one paragraph on standard error."""
     if not as_json:

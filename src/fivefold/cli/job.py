@@ -28,12 +28,11 @@ def job_question(
 ) -> tuple[Question, Job]:
     """The question of a command that trains one layout here, and its Job.
 
-    no_calibration, no_ramp: why the command takes neither. Raises FivefoldError where one is given, without PyTorch,
-    and for what the trainer refuses.
+    no_calibration, no_ramp: why the command takes neither. Raises FivefoldError where one is given and without PyTorch.
     """
     from fivefold.cli.calibration import refuse_calibration
     from fivefold.cli.problem import estimate_question
-    from fivefold.train.refuse import refuse, require_torch
+    from fivefold.train.refuse import require_torch
 
     refuse_calibration(cluster, no_calibration)
     require_torch()
@@ -42,9 +41,7 @@ def job_question(
         raise FivefoldError(
             f"{no_ramp}, which a ramp-up does not change. Leave out --ramp.", code="not-here", option="--ramp"
         )
-    job = job_of(question.model, question.layout, question.work, question.cluster, question.runtime)
-    refuse(job)
-    return question, job
+    return question, job_of(question.model, question.layout, question.work, question.cluster, question.runtime)
 
 
 def job_of(model: ModelSpec, layout: Layout, work: Workload, cluster: Cluster, runtime: str) -> Job:

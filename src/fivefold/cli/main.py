@@ -98,7 +98,7 @@ def _run(words: list[str], *, as_json: bool) -> int:
         return failures.BAD_INPUT
     except FivefoldError as error:
         failures.report(error, as_json=as_json, argv=words)
-        return failures.BAD_INPUT
+        return failures.exit_code(error)
     except BrokenPipeError:
         raise
     except Exception as error:

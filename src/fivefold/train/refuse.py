@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 from msgspec.structs import replace
 
-from fivefold.errors import FivefoldError
+from fivefold.errors import FivefoldError, WouldNotStartError
 from fivefold.layout import Violation
 from fivefold.runtime import FIVEFOLD, load_runtime
 from fivefold.schedule.registry import illegal_reason
@@ -21,7 +21,7 @@ _OF_THE_PRECISION = ("precision-runtime", "fivefold-grad-dtype", "fp8-dimensions
 
 
 def refuse(job: Job) -> None:
-    """Raises FivefoldError for the first rule that the job breaks: of its plan's runtime, or of the trainer."""
+    """Raises WouldNotStartError for the first rule that the job breaks: of its plan's runtime, or of the trainer."""
     broken = job.broken()
     if broken:
         raise _error("This layout would not start.", broken)
@@ -33,7 +33,7 @@ def refuse(job: Job) -> None:
     layout = job.resolved
     reason = illegal_reason(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp) if layout.pp > 1 else None
     if reason is not None:
-        raise FivefoldError(
+        raise WouldNotStartError(
             f"The trainer cannot run the pipeline of this plan: {reason}.",
             code="schedule",
             option="--schedule",
@@ -41,10 +41,10 @@ def refuse(job: Job) -> None:
         )
 
 
-def _error(why: str, broken: list[Violation]) -> FivefoldError:
+def _error(why: str, broken: list[Violation]) -> WouldNotStartError:
     first, *more = broken
     rest = f" It breaks {len(more)} more: fivefold estimate lists them." if more else ""
-    return FivefoldError(
+    return WouldNotStartError(
         f"{why} {first.message}{rest}",
         code=first.id,
         option=first.option,

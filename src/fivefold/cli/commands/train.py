@@ -74,7 +74,7 @@ def train(
     log
         Append each step's numbers to this file, as lines of JSON; with --measure every rank's.
     """
-    from fivefold.cli.failures import BAD_INPUT
+    from fivefold.cli.failures import exit_code
     from fivefold.errors import FivefoldError
     from fivefold.estimate.result import envelope, with_defaults
     from fivefold.train.refuse import require_torch
@@ -96,11 +96,11 @@ def train(
             stated_peak_flops_per_s=peak_tflops * 1e12 if peak_tflops is not None else None, measure=measure,
             dropout=dropout,
         )  # fmt: skip
-    except FivefoldError:
+    except FivefoldError as error:
         if where.rank == 0:
             raise
         time.sleep(_SPEAKER_FIRST_S)  # every rank would say the same; rank 0 does
-        return BAD_INPUT
+        return exit_code(error)
     screen = None if output.json or where.rank else _screen(job, run, notes, output)
     told = launch(job, run, where, screen.step if screen is not None else None)
     if screen is not None:

@@ -44,7 +44,7 @@ def verify(
     """Prove that a layout trains like one process: gradients, losses and weights of every parameter, in fp64.
 
     The model is shrunk, the layout is not, but for replicas beyond two; its ranks are processes of this machine. Needs
-    PyTorch, no GPU. Exits with 1 when a number is out of bounds or a rank fails.
+    PyTorch, no GPU. Exits with 1 when a number is out of bounds, a rank fails or the layout would not start.
 
     For example:
       fivefold verify plan.toml
@@ -71,15 +71,21 @@ def verify(
         no_calibration="verify compares numbers, not times.",
         no_ramp="verify compares a few steps of one batch",
     )  # fmt: skip
+    from fivefold.errors import WouldNotStartError
+    from fivefold.train.refuse import refuse
     from fivefold.train.verify.forked import RankFailedError
     from fivefold.train.verify.prove import prove, shrunk_for_proof
 
+    try:
+        refuse(job)
+    except WouldNotStartError as error:
+        return _failed(question, (), job, "NOT RUN", error.message, output)
     shrunk = shrunk_for_proof(job, max_ranks)
     try:
         with progress(f"Proving {job.model.name} on {shrunk.job.gpus} ranks"):
             proven = prove(shrunk, timeout, seed)
     except RankFailedError as error:
-        return _failed(question, shrunk.notes, shrunk.job, str(error), output)
+        return _failed(question, shrunk.notes, shrunk.job, "FAILED  the ranks did not finish", str(error), output)
     if output.json:
         body = {**proven.verdict.to_dict(), "seconds_s": proven.seconds_s, "failure": None}
         write_json(_document(question, shrunk.job, shrunk.notes, body))
@@ -100,16 +106,18 @@ def _document(question: Question, small: Job, notes: tuple[str, ...], body: dict
     return {**envelope("verify", resolved(question)), **proven, **body}
 
 
-def _failed(question: Question, notes: tuple[str, ...], small: Job, why: str, output: OutputFlags) -> int:
-    """No numbers to compare: a rank failed, or time ran out."""
+def _failed(
+    question: Question, notes: tuple[str, ...], small: Job, headline: str, why: str, output: OutputFlags
+) -> int:
+    """No numbers to compare: the layout would not start, a rank failed, or time ran out."""
     if output.json:
         body: dict[str, Any] = {
-            "layout": small.resolved.to_dict(), "passed": False, "parameters": [], "losses": [],
-            "grad_norm": {"reference": None, "layout": None}, "failure": why,
+            "layout": small.resolved.to_dict(), "passed": False, "tolerance": None, "parameters": [], "losses": [],
+            "grad_norm": {"reference": None, "layout": None}, "seconds_s": None, "failure": why,
         }  # fmt: skip
         write_json(_document(question, small, notes, body))
     else:
         out = console(output)
-        out.print("FAILED  the ranks did not finish", style="bold red")
+        out.print(headline, style="bold red")
         out.print(why, soft_wrap=True, markup=False)
     return 1
