@@ -44,6 +44,10 @@ class FivefoldError(ValueError):
         self.value = value
         self.legal = legal
 
+    def said_of(self, place: str, option: str) -> FivefoldError:
+        """The same mistake at another place: `place` before the message, and the user's own option or key there."""
+        return FivefoldError(place + self.message, code=self.code, option=option, value=self.value, legal=self.legal)
+
     def to_dict(self) -> dict[str, Any]:
         """The contract's ``error`` object."""
         return {

@@ -77,6 +77,11 @@ BAD = [
     ("validate --runs no-such-file.csv", "--runs"),
     ("validate --data no-such-file.csv", "--runs"),
     ("models --color blue", "--color"),
+    ("plan gpt2 --cluster h1000 --gpus 8", "--cluster"),
+    ("plan gpt2 --cluster h1000 --tokens 1B --days 3", "--cluster"),
+    ("calibrate runs.csv --cluster h1000", "--cluster"),
+    ("plan gpt2 --gpus 8 --tp 2 --tp 4", "--tp"),
+    ("plan gpt2 --gpus 8 --tokens 1B --price two", "--price"),
 ]
 
 
@@ -90,6 +95,26 @@ def test_bad_input_is_refused_with_the_users_own_option(run, command: str, optio
     if option is not None:
         assert error["option"] == option
     assert len(error["message"]) > 20
+
+
+@pytest.mark.parametrize(
+    ("command", "legal"),
+    [
+        ("models --color blue", ["auto", "always", "never"]),
+        ("plan gpt2 --gpus 8 --tokens 1B --price two", "a number"),
+        ("plan gpt2 --gpus 8 --overlap-tp=perhaps", ["true", "false"]),
+    ],
+)
+def test_the_parsers_own_mistakes_have_legal_values(run, command: str, legal: list[str] | str) -> None:
+    outcome = run(f"{command} --json")
+    assert (outcome.code, outcome.document["error"]["legal"]) == (2, legal)
+
+
+def test_an_unknown_base_is_said_of_its_cluster_file(run, tmp_path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "h1000"\ngpus = 8\n')
+    error = run("plan", "gpt2", "--cluster", str(path), "--json").document["error"]
+    assert (error["option"], error["value"], "mine.toml" in error["message"]) == ("base", "h1000", True)
 
 
 @pytest.mark.parametrize("value", ["8.5", "8.0", "1e1", "0x8", "1_0", "8,5", "+8", "٨"])

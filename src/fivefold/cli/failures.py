@@ -6,7 +6,7 @@ import sys
 import traceback
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
     from cyclopts import CycloptsError
@@ -37,7 +37,7 @@ def from_parser(error: CycloptsError) -> FivefoldError:
         return error.__cause__
     command = " ".join(error.command_chain or ())
     code, option, value, message = "bad-usage", None, None, ""
-    legal: list[str] | None = None
+    legal: list[str] | str | None = None
     if isinstance(error, UnknownCommandError):
         code, value, legal = "unknown-command", (error.unused_tokens or [""])[0][:60], _commands(error)
         message = f"There is no command {value!r}.{_near(value, legal)} Legal: {', '.join(legal)}."
@@ -52,8 +52,8 @@ def from_parser(error: CycloptsError) -> FivefoldError:
         code, option = "missing-option", error.argument.name if error.argument else None
         message = f"{option} needs a value." if option and option.startswith("-") else f"{option} is missing."
     else:
-        option, value = error.argument.name if error.argument else None, _offending(error)
-        message = str(error).strip()
+        option, value = error.argument.name if error.argument else _keyword(error), _offending(error)
+        legal, message = _legal(error), str(error).strip()
     message += f" See fivefold {command + ' ' if command else ''}--help."
     return FivefoldError(message, code=code, option=option, value=value, legal=legal)
 
@@ -72,6 +72,25 @@ def _near(given: str, legal: list[str]) -> str:
 def _offending(error: CycloptsError) -> str | None:
     token = getattr(error, "token", None)
     return token.value[:100] if token is not None else None
+
+
+def _keyword(error: CycloptsError) -> str | None:
+    """The flag as it was written, where the parser does not say whose it is."""
+    token = getattr(error, "token", None)
+    return token.keyword[:60] if token is not None and token.keyword else None
+
+
+def _legal(error: CycloptsError) -> list[str] | str | None:
+    """What the flag takes, where its value could not be read."""
+    from cyclopts.exceptions import CoercionError
+
+    if not isinstance(error, CoercionError) or error.argument is None:
+        return None
+    kind = error.argument.hint
+    kinds = [each for each in get_args(kind) if each is not type(None)] or [kind]
+    if all(isinstance(each, str) for each in kinds):
+        return kinds
+    return {float: "a number", bool: ["true", "false"]}.get(kinds[0])
 
 
 def internal(error: Exception) -> FivefoldError:

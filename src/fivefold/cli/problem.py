@@ -303,9 +303,21 @@ def cluster_of(flags: ClusterFlags, saved: SavedPlan | None, defaults: dict[str,
     if named is None:
         named = defaults["--gpu"] = DEFAULT_GPU
     gpus = saved.cluster.gpus if saved is not None and flags.gpus is None else flags.gpus
-    cluster = load_cluster(named, gpus, flags.gpus_per_node, counted=True)
+    cluster = named_cluster(flags, named, gpus, flags.gpus_per_node, counted=True)
     refuse_control(to_builtins(cluster), "The cluster", "--cluster")
     return cluster
+
+
+def named_cluster(
+    flags: ClusterFlags, named: str, gpus: int | None = None, gpus_per_node: int | None = None, *, counted: bool = False
+) -> Cluster:
+    """load_cluster, whose mistakes about a name are those of the flag that named it."""
+    try:
+        return load_cluster(named, gpus, gpus_per_node, counted=counted)
+    except FivefoldError as error:
+        if flags.cluster is None or error.option != "--gpu":
+            raise
+        raise error.said_of("", "--cluster") from error
 
 
 def _resized(cluster: Cluster, flags: ClusterFlags) -> Cluster:

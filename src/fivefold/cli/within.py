@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 
 from fivefold.cli.flags import ClusterFlags, ModelFlags, RuntimeFlags, WorkFlags
-from fivefold.cli.problem import DEFAULT_GPU, Question, plan_question
+from fivefold.cli.problem import DEFAULT_GPU, Question, named_cluster, plan_question
 from fivefold.cli.values import positive
-from fivefold.cluster import load_cluster
 from fivefold.errors import FivefoldError
 from fivefold.estimate import Problem
 from fivefold.runtime import load_runtime
@@ -34,7 +33,8 @@ def plan_within(
     most GPUs, with advice and no plans, where none does."""
     _check(days, work.tokens, objective)
     most = cluster.gpus or MOST_GPUS
-    node = load_cluster(cluster.cluster or cluster.gpu or DEFAULT_GPU, None, cluster.gpus_per_node).gpus_per_node
+    named = cluster.cluster or cluster.gpu or DEFAULT_GPU
+    node = named_cluster(cluster, named, gpus_per_node=cluster.gpus_per_node).gpus_per_node
 
     def question_on(gpus: int) -> Question:
         return plan_question(model, model_flags, dataclasses.replace(cluster, gpus=gpus), work, runtime)

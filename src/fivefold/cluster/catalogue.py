@@ -104,6 +104,8 @@ def load_cluster(
     try:
         cluster = _build(table, file, gpus, gpus_per_node)
     except FivefoldError as error:
+        if file is not None and error.code == "unknown-gpu":
+            raise error.said_of(f"Cluster file {file!r}, base: ", "base") from error
         if file is not None or gpus_per_node is None or error.code != "bad-cluster-file":
             raise
         raise _bad_per_node(where, gpus_per_node) from error

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from fivefold.cli.flags import OUTPUT, OutputFlags, RuntimeFlags
+from fivefold.cli.flags import OUTPUT, ClusterFlags, OutputFlags, RuntimeFlags
 from fivefold.cli.output import console, write_json
 from fivefold.cli.progress import progress
 
@@ -45,10 +45,10 @@ def calibrate(
     save
         Write the factors here, for --calibration.
     """
-    from fivefold.cluster import load_cluster
+    from fivefold.cli.problem import named_cluster
     from fivefold.measure import calibrate as fit
 
-    own = None if cluster is None else load_cluster(cluster)
+    own = None if cluster is None else named_cluster(ClusterFlags(cluster=cluster), cluster)
     with progress("Fitting the runs"):
         found = fit(runs, cluster=own, runtime=runtime.runtime)
     if save is not None:

@@ -133,16 +133,16 @@ def _refuse_foreign(asked: str, cluster: Cluster) -> None:
 
 def _gpu_name(flags: ClusterFlags) -> str | None:
     """The GPU that --gpu or --cluster names; some rules depend on its generation."""
-    from fivefold.cluster import load_cluster
+    from fivefold.cli.problem import named_cluster
 
     named = flags.cluster or flags.gpu
-    return load_cluster(named).gpu.name if named is not None else None
+    return named_cluster(flags, named).gpu.name if named is not None else None
 
 
 def _cluster(reading: Reading, flags: ClusterFlags) -> Cluster:
     """The cluster of the flags or of the file's directives, with the launch's number of GPUs."""
     from fivefold.cli.calibration import calibrated
-    from fivefold.cluster import load_cluster
+    from fivefold.cli.problem import named_cluster
     from fivefold.errors import FivefoldError
 
     if flags.gpu is not None and flags.cluster is not None:
@@ -157,4 +157,4 @@ def _cluster(reading: Reading, flags: ClusterFlags) -> Cluster:
             code="missing-option",
             option="--gpu",
         )
-    return calibrated(load_cluster(named, reading.gpus, reading.gpus_per_node), flags)
+    return calibrated(named_cluster(flags, named, reading.gpus, reading.gpus_per_node), flags)
