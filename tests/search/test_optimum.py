@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fivefold.layout import Layout
+from fivefold.search import answer
 from fivefold.search.found import search
 
 # (catalogue model, blocks kept, GPUs, GB per GPU, runtime, global batch): memory binds in each, so that the choice
@@ -80,6 +81,22 @@ def test_the_front_is_the_front_of_all(case, help_with):
         assert not (no_worse & better).any()
     assert min(plan.plans[i].step.seconds.value for i in plan.pareto) == pytest.approx(points[:, 0].min(), rel=1e-12)
     assert min(plan.plans[i].memory.reserved_bytes for i in plan.pareto) == pytest.approx(points[:, 1].min(), abs=1)
+
+
+def test_a_plan_that_is_not_on_the_front_is_beaten(case, help_with, monkeypatch):
+    """However long the front is, of which only some layouts are added to the plans."""
+    problem, everything, _ = case
+    monkeypatch.setattr(answer, "_PARETO_SHOWN", 2)
+    plan = help_with.found(problem, top=10)
+    points = [(est.step.seconds.value, est.memory.reserved_bytes) for est in _fitting(everything)]
+    for index, shown in enumerate(plan.plans):
+        seconds, reserved = shown.step.seconds.value, shown.memory.reserved_bytes
+        beaten = any(
+            (other < seconds * (1 - 1e-12) and less <= reserved + 1)
+            or (other <= seconds * (1 + 1e-12) and less < reserved - 1)
+            for other, less in points
+        )
+        assert beaten == (index not in plan.pareto)
 
 
 def test_ties_go_to_the_fewest_axes(case, help_with):

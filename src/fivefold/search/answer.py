@@ -19,6 +19,7 @@ from fivefold.search.result import Limit, Objective, Plan, Why, budget_of
 from fivefold.search.words import layout_words
 
 _PARETO_SHOWN = 8
+_SAME = 1e-12  # seconds that differ by less are the same, summed in another order
 _UNFIT_TRIED, _UNFIT_CHUNK = 16_384, 2048
 
 
@@ -36,7 +37,7 @@ def answer(
     problem = found.problem
     rows = _distinct_degrees(found, _ranked(found, objective), top)
     chosen = [_estimate(found, runtime, row) for row in rows]
-    plans, pareto = _with_pareto(found, runtime, chosen)
+    plans, pareto = _with_pareto(found, runtime, chosen, [at for at, row in enumerate(rows) if not _beaten(found, row)])
     nearest, advice = (None, ()) if plans else _nothing_fits(found, runtime, pins)
     why = _why(found, runtime, rows[0], plans) if plans and explain else None
     return Plan(
@@ -117,10 +118,21 @@ def _pareto_rows(found: Found) -> list[int]:
     return [out[pick] for pick in picks]
 
 
-def _with_pareto(found: Found, runtime: str, chosen: list[Estimate]) -> tuple[list[Estimate], tuple[int, ...]]:
-    """The plans with those of the Pareto front appended, and the front's indices."""
+def _beaten(found: Found, row: int) -> bool:
+    """Whether any layout is better than this one in time or memory, and no worse in the other."""
+    at = np.flatnonzero(found.rows == row)[0]
+    seconds, reserved = found.seconds[at], found.reserved[at]
+    faster, no_slower = (found.seconds < seconds * (1 - _SAME), found.seconds <= seconds * (1 + _SAME))
+    return bool(((faster & (found.reserved <= reserved)) | (no_slower & (found.reserved < reserved))).any())
+
+
+def _with_pareto(
+    found: Found, runtime: str, chosen: list[Estimate], unbeaten: list[int]
+) -> tuple[list[Estimate], tuple[int, ...]]:
+    """The plans with some of the Pareto front appended, and the indices of all that are on it. unbeaten: those of the
+    chosen."""
     plans = list(chosen)
-    index: set[int] = set()
+    index = set(unbeaten)
     for row in _pareto_rows(found) if chosen else []:
         candidate = _estimate(found, runtime, row)
         at = next((i for i, known in enumerate(plans) if known.layout == candidate.layout), None)

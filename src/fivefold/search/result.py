@@ -106,7 +106,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     the best.
     plans: the first is the choice; then the best of every other combination of degrees, fastest first.
     fastest: index of the fastest plan; it differs from 0 when a plan with fewer active axes lies within the tie.
-    pareto: indices of plans that no other plan beats in both memory and time.
+    pareto: indices of plans that no layout beats in both memory and time; of a long front some are shown.
     nearest: when nothing fits, the layout that misses by least.
     counts: when the fewest GPUs that finish in time were asked for, every number that was tried.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from math import inf
 
 import msgspec
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -95,9 +96,13 @@ def _answer(found: Plan, top: int) -> list[RenderableType]:
     if len(found.pareto) > 1:
         parts += [
             heading("Memory against time", "no other layout is better in both"),
-            LayoutsTable(found, [found.plans[index] for index in found.pareto]),
+            LayoutsTable(found, sorted((found.plans[index] for index in found.pareto), key=_step_seconds)),
         ]
     return parts
+
+
+def _step_seconds(plan: Estimate) -> float:
+    return plan.step.seconds.value if plan.step is not None else inf
 
 
 def _no_answer(found: Plan) -> list[RenderableType]:
