@@ -234,6 +234,11 @@ def test_the_other_documents(run, command: str, kind: str, field: str) -> None:
     assert outcome.document[field]
 
 
+def test_rules_have_the_fields_of_broken_ones(run) -> None:
+    for rule in run("explain rules --json").document["rules"]:
+        has(rule, RULE)
+
+
 def test_an_error_is_one_document_on_standard_output(run) -> None:
     for command in ("plan no-such-model --gpus 8", "plan gpt2 --gpus 8 --no-such-option", "no-such-command"):
         outcome = run(f"{command} --json")

@@ -109,6 +109,7 @@ def test_defaults_are_used_and_echoed(run) -> None:
         "--optimizer",
         "--grad-dtype",
         "--zero",
+        "--sequence-parallel",
     }
     assert given == set(inputs["defaults"])
 
@@ -132,6 +133,19 @@ def test_the_default_batch_is_one_that_layouts_divide(run, gpus: int) -> None:
     question = plan_question("llama-3-8b", ModelFlags(), ClusterFlags(gpus=gpus), WorkFlags(), RuntimeFlags())
     assert 4_000_000 <= question.work.tokens_per_batch <= 12_000_000
     assert question.work.global_batch % (gpus if gpus <= 512 else 8) == 0
+
+
+def test_sequence_parallelism_by_default_is_among_the_defaults(run) -> None:
+    def taken(words: str) -> str | None:
+        return run(f"estimate gpt2 {SMALL} {words} --json").document["inputs"]["defaults"].get("--sequence-parallel")
+
+    said = taken("--tp 2")
+    assert said is not None and said.startswith("on")
+    assert taken("") is taken("--tp 2 --sequence-parallel") is taken("--tp 2 --no-sequence-parallel") is None
+    sides = run(f"compare gpt2 {SMALL} --tp 2 --a tp=4 --b tp=1 --json").document["inputs"]
+    assert ["--sequence-parallel" in sides[side]["defaults"] for side in "ab"] == [True, False]
+    off = run(f"compare gpt2 {SMALL} --tp 2 --a sp=off --b zero=3 --json").document["inputs"]
+    assert ["--sequence-parallel" in off[side]["defaults"] for side in "ab"] == [False, True]
 
 
 def test_the_default_batch_of_degrees_that_divide_nothing_follows_the_gpus(run) -> None:

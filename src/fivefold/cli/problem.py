@@ -118,9 +118,17 @@ def estimate_question(
     question = _question(model, saved, model_flags, cluster, work, runtime, batch_unit=chosen)
     if saved is None and layout.zero is None:
         question.defaults["--zero"] = str(start.zero)
-    if saved is None and layout.sequence_parallel is None and start.sequence_parallel is False and chosen.tp > 1:
-        question.defaults["--sequence-parallel"] = f"off, {question.runtime} has none"
+    if saved is None and layout.sequence_parallel is None:
+        question.defaults.update(_sequence_parallel(chosen, question.runtime))
     return dataclasses.replace(question, layout=chosen)
+
+
+def _sequence_parallel(layout: Layout, runtime: str) -> dict[str, str]:
+    """What a layout that does not say takes by default, where there is a choice."""
+    if layout.tp == 1 or layout.sequence_parallel:
+        return {}
+    on = layout.sequence_parallel is None
+    return {"--sequence-parallel": "on, as --tp is above 1" if on else f"off, {runtime} has none"}
 
 
 def _usual_layout(runtime: str) -> Layout:
@@ -161,8 +169,12 @@ def comparison_questions(
     for model, option, text in ((first, "--a", layouts[0]), (second, "--b", layouts[1])):
         question = estimate_question(model, model_flags, cluster, work, runtime, layout)
         if text is not None:
-            own = one_layout(layout_text(option, text), question.layout)
-            question = dataclasses.replace(question, layout=own)
+            flags = layout_text(option, text)
+            own = one_layout(flags, question.layout)
+            taken = {name: said for name, said in question.defaults.items() if name != "--sequence-parallel"}
+            if not is_plan_file(model) and flags.sequence_parallel is None and layout.sequence_parallel is None:
+                taken |= _sequence_parallel(own, question.runtime)
+            question = dataclasses.replace(question, layout=own, defaults=taken)
         sides.append(question)
     return _same_batch(sides[0], sides[1])
 

@@ -28,6 +28,8 @@ def rules(*, runtime: RuntimeFlags = _RUNTIME, output: OutputFlags = _OUTPUT) ->
             {
                 "id": rule.id,
                 "option": rule.option,
+                "value": None,  # of a layout that breaks it
+                "legal": None,
                 "message": rule.message,
                 "source": rule.source,
                 "runtimes": list(rule.runtimes),
