@@ -320,3 +320,28 @@ def test_any_options_give_one_document_and_a_documented_code(run, model: str, fl
     assert outcome.code in (0, 1, 2), outcome
     assert outcome.document["kind"] == ("error" if outcome.code == 2 else "estimate")
     assert outcome.err == ""
+
+
+LONG = "n" * 300
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (f"plan {LONG}.json --gpus 8", "MODEL"),
+        (f"plan {LONG}/config.json --gpus 8", "MODEL"),
+        (f"estimate {LONG}.toml", "MODEL"),
+        (f"estimate gpt2 --gpus 8 --save {LONG}.toml", "--save"),
+        (f"plan gpt2 --gpus 8 --cluster {LONG}.toml", "--cluster"),
+        (f"check {LONG}", "FILE"),
+        (f"validate --runs {LONG}.csv", "--runs"),
+        (f"export gpt2 --gpus 8 -o {LONG}", "--out"),
+        (f"sweep gpt2 --gpus 8 -o {LONG}", "--out"),
+        (f"sweep {LONG} --collect", "MODEL"),
+    ],
+)
+def test_a_path_that_cannot_be_looked_at_is_bad_input(run, command: str, option: str) -> None:
+    """A name longer than names may be, as a folder that may not be entered, makes the looking itself fail."""
+    outcome = run(f"{command} --json")
+    assert (outcome.code, outcome.document["error"]["option"]) == (2, option)
+    assert "too long" in outcome.document["error"]["message"]

@@ -100,7 +100,11 @@ def written(
 
 def _unused(root: Path, out: str) -> None:
     """Candidates and logs of an older sweep would be collected as this one's."""
-    if (root / candidate(0)).parent.exists():
+    try:
+        used = (root / candidate(0)).parent.exists()
+    except (OSError, ValueError):  # which writing the files says
+        return
+    if used:
         raise FivefoldError(
             f"--out {out[:100]} holds a sweep already, whose candidates and logs would be taken for this one's. Choose "
             "another folder, or remove it.",

@@ -74,7 +74,15 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 def collect(folder: str | Path) -> Sweep:
     """Reads what lies in a sweep's folder. Raises FivefoldError where it holds no candidates."""
     root = Path(folder)
-    numbers = sorted(int(path.name) for path in root.glob("candidates/*") if path.name.isdigit())
+    try:
+        numbers = sorted(int(path.name) for path in root.glob("candidates/*") if path.name.isdecimal())
+    except (OSError, ValueError) as error:  # a folder that may not be entered, a name too long
+        raise FivefoldError(
+            f"{str(folder)[:200]!r} cannot be read: {getattr(error, 'strerror', None) or error}.",
+            code="no-sweep",
+            option="MODEL",
+            value=str(folder)[:200],
+        ) from error
     if not numbers:
         raise FivefoldError(
             f"{str(folder)[:200]!r} holds no candidates of a sweep. Write them first: fivefold sweep MODEL -o FOLDER.",

@@ -86,9 +86,12 @@ def first_layers(model: ModelSpec, layers: int) -> ModelSpec:
 
 
 def _config_path(path: Path) -> Path:
-    if path.is_dir():
-        path = path / CONFIG_NAME
-    if not path.is_file():
+    try:
+        path = path / CONFIG_NAME if path.is_dir() else path
+        there = path.is_file()
+    except (OSError, ValueError) as failure:  # a folder that may not be entered, a name too long, a null character
+        raise _bad_file(path, f"cannot be read: {getattr(failure, 'strerror', None) or failure}") from failure
+    if not there:
         raise FivefoldError(
             f"{path}: no such file; give a catalogue name, a {CONFIG_NAME} or the folder that holds one",
             code="no-such-file",
@@ -136,7 +139,8 @@ def _check_repeated(data: bytes, path: Path) -> None:
 
 
 def _bad_file(path: Path, problem: str) -> FivefoldError:
-    return FivefoldError(f"{path} {problem}", code="bad-config-file", option="MODEL", value=str(path))
+    where = str(path)[:200]
+    return FivefoldError(f"{where} {problem}", code="bad-config-file", option="MODEL", value=where)
 
 
 def _family(raw: Mapping[str, Any], where: str) -> Family:
