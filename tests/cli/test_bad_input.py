@@ -53,7 +53,7 @@ BAD = [
     ("plan gpt2 --gpus 8 --runtime megatron@9.9", "--runtime"),
     ("plan gpt2 --gpus 8 --runtime deepsped", "--runtime"),
     ("plan gpt2 --gpus 8 --gbs 7 --mbs 3", None),
-    ("plan gpt2 --gpus 8 --layers 13", "layers"),
+    ("plan gpt2 --gpus 8 --layers 13", "--layers"),
     ("plan plan.toml --gpus 8", "MODEL"),
     ("plan gpt2 --gpus 8 --tpp 2", "--tpp"),
     ("plan gpt2 gpt3 --gpus 8", None),
@@ -81,6 +81,8 @@ BAD = [
     ("plan gpt2 --cluster h1000 --tokens 1B --days 3", "--cluster"),
     ("calibrate runs.csv --cluster h1000", "--cluster"),
     ("plan gpt2 --gpus 8 --tp 2 --tp 4", "--tp"),
+    ("calibrate no-such-file.csv", "RUNS"),
+    ("train no-such-file.toml", "PLAN"),
     ("plan gpt2 --gpus 8 --tokens 1B --price two", "--price"),
 ]
 

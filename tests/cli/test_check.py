@@ -44,7 +44,7 @@ def test_exit_codes(run, tmp_path: Path) -> None:
     h100 = ("--gpu", "h100")
     for words in ([script], [script, "--gpu", "h1000"], ["no-such-file.sh", *h100], [str(tmp_path), *h100],
                   [script, *h100, "--set", "TP"], [script, *h100, "--launch", "3"], [script, *h100, "--with", "'"],
-                  [script, *h100, "--runtime", "megatron@9"]):  # fmt: skip
+                  [script, *h100, "--runtime", "megatron@9"], [script, *h100, "--top", "0"]):  # fmt: skip
         outcome = run("check", *words)
         assert outcome.code == 2, words
         assert outcome.out == "" and outcome.err.startswith("error: ")

@@ -59,9 +59,9 @@ def first_layers(model: ModelSpec, layers: int) -> ModelSpec:
     """The model cut down to its first `layers` blocks; embedding, head and everything else stay."""
     if not isinstance(layers, int) or isinstance(layers, bool) or not 1 <= layers <= model.layers:
         raise FivefoldError(
-            f"layers = {layers!r}: {model.name} has {model.layers} blocks, keep 1 to {model.layers}",
+            f"--layers {layers!r} is not possible: {model.name} has {model.layers} blocks. Keep 1 to {model.layers}.",
             code="bad-layers",
-            option="layers",
+            option="--layers",
             value=layers,
             legal=f"1..{model.layers}",
         )
@@ -74,10 +74,10 @@ def first_layers(model: ModelSpec, layers: int) -> ModelSpec:
         left -= count
     if model.mtp and kept[-1].block != model.runs[-1].block:
         raise FivefoldError(
-            f"layers = {layers} leaves {model.name} without a block of the kind its multi-token-prediction module is "
-            "made of: keep more blocks or leave mtp out",
+            f"--layers {layers} leaves {model.name} without a block of the kind its multi-token-prediction module is "
+            "made of. Keep more blocks, or leave --mtp out.",
             code="bad-layers",
-            option="layers",
+            option="--layers",
             value=layers,
             legal=f"{model.layers - model.runs[-1].count + 1}..{model.layers}",
         )

@@ -117,14 +117,7 @@ def _check(objective: str, top: int, work: Workload) -> None:
             value=objective,
             legal=list(OBJECTIVES),
         )
-    if not 1 <= top <= 100:
-        raise FivefoldError(
-            f"--top {top} is out of range: ask for 1 to 100 plans.",
-            code="bad-top",
-            option="--top",
-            value=top,
-            legal="1 to 100",
-        )
+    check_top(top)
     needs = {"time": ("tokens",), "cost": ("tokens", "price")}.get(objective, ())
     for name in needs:
         if getattr(work, name) is None:
@@ -134,3 +127,15 @@ def _check(objective: str, top: int, work: Workload) -> None:
                 code="missing-option",
                 option=f"--{name}",
             )
+
+
+def check_top(top: int) -> None:
+    """Raises FivefoldError unless `top` is a number of answers that can be shown."""
+    if not 1 <= top <= 100:
+        raise FivefoldError(
+            f"--top {top} is out of range: ask for 1 to 100.",
+            code="bad-top",
+            option="--top",
+            value=top,
+            legal="1 to 100",
+        )

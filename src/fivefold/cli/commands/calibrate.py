@@ -46,11 +46,17 @@ def calibrate(
         Write the factors here, for --calibration.
     """
     from fivefold.cli.problem import named_cluster
+    from fivefold.errors import FivefoldError
     from fivefold.measure import calibrate as fit
 
     own = None if cluster is None else named_cluster(ClusterFlags(cluster=cluster), cluster)
-    with progress("Fitting the runs"):
-        found = fit(runs, cluster=own, runtime=runtime.runtime)
+    try:
+        with progress("Fitting the runs"):
+            found = fit(runs, cluster=own, runtime=runtime.runtime)
+    except FivefoldError as error:
+        if error.option != "--runs":
+            raise
+        raise error.said_of("", "RUNS") from error
     if save is not None:
         found.save(save)
     if output.json:

@@ -57,13 +57,15 @@ def check(
     model
         The model, where the file does not hold it: a catalogue name or a config.json.
     top
-        Changes to show.
+        How many changes to show, 1 to 100.
     """
     from fivefold.advise.check import check as checked
     from fivefold.cli.problem import is_plan_file, runtime_of
     from fivefold.interop.megatron.commands import ScriptInputs, words_of
     from fivefold.interop.megatron.read import Asked, read_file
+    from fivefold.search.search import check_top
 
+    check_top(top)
     if is_plan_file(file):
         raise FivefoldError(
             f"{file[:100]!r} is a plan file, and check reads a launch. Price it with fivefold estimate, or write its "

@@ -140,7 +140,12 @@ def _plan(plan: str) -> SavedPlan:
             value=plan[:100],
             legal="a .toml file of fivefold plan --save",
         )
-    return load_plan(plan)
+    try:
+        return load_plan(plan)
+    except FivefoldError as error:
+        if error.option != "MODEL":
+            raise
+        raise error.said_of("", "PLAN") from error
 
 
 def _job(saved: SavedPlan, smoke: bool, world: int, precision: str | None) -> tuple[Job, tuple[str, ...]]:
