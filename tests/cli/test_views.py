@@ -166,6 +166,20 @@ def test_a_broken_rule_names_option_legal_values_and_source(run) -> None:
         assert rule["option"] in text
 
 
+def _commands() -> list[str]:
+    from fivefold.cli.commands.explain import TOPICS
+    from fivefold.cli.main import COMMANDS
+
+    return [*(row[0] for row in COMMANDS), *(f"explain {row[0]}" for row in TOPICS)]
+
+
+@pytest.mark.parametrize("command", _commands())
+def test_the_help_of_every_command_has_an_example(run, command: str) -> None:
+    outcome = run(f"{command} --help")
+    assert outcome.code == 0
+    assert f"fivefold {command} " in outcome.out.partition("For example")[2]
+
+
 def test_help_lists_every_flag_with_words(run) -> None:
     text = run("plan --help").out
     for flag in [
