@@ -9,7 +9,9 @@ from msgspec.structs import replace
 
 from fivefold.cluster import load_cluster
 from fivefold.estimate import Problem
+from fivefold.layout import blocks_per_stage
 from fivefold.model import load_model
+from fivefold.search.space import Space
 
 
 @pytest.fixture(scope="module", params=["llama-3-70b", "llama-3-8b"])
@@ -94,3 +96,28 @@ def test_more_memory_buys_what_the_limit_says(help_with):
     better = help_with.found(bigger)
     promised = plan.plans[0].step.seconds.value - limit.gain_s
     assert better.plans[better.fastest].step.seconds.value <= promised * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("layers", "gpus", "ends"), [(6, 5, {(2, 1), (1, 2)}), (126, 25, {(6, 5), (5, 6)}), (7, 5, None)]
+)
+def test_blocks_that_are_a_few_too_many_lengthen_an_end(layers: int, gpus: int, ends, help_with):
+    """No pipeline over all GPUs is missed because its longest stage would be an end: every count is one by hand."""
+    model = help_with.cut("llama-3-8b", layers)
+    problem = help_with.problem_of(model, load_cluster("h100-sxm", gpus=gpus), global_batch=gpus)
+    counts = Space(problem).stage_counts(gpus, 1)
+    assert counts
+    if ends is not None:
+        assert {each[:2] for each in counts} == ends
+    for each in counts:
+        blocks = blocks_per_stage(
+            layers,
+            gpus,
+            1,
+            each.first_stage_layers or None,
+            each.last_stage_layers or None,
+            account_for_embedding=bool(each.account_for_embedding),
+            account_for_loss=bool(each.account_for_loss),
+        )
+        assert sum(blocks) == layers and min(blocks[1:-1]) > 0
+    assert help_with.found(problem, pins={"pp": gpus}).plans

@@ -175,7 +175,7 @@ class Space:
         """First and last stages with fewer blocks, for layers that do not divide and to balance embedding and head."""
         parts: list[Table] = []
         for pp, vpp in sorted({*zip(table["pp"].tolist(), table["vpp"].tolist(), strict=True)}):
-            counts = self._stage_counts(pp, vpp)
+            counts = self.stage_counts(pp, vpp)
             if counts:
                 first, last, embedding, loss = np.array(counts).T
                 here = kept(table, (table["pp"] == pp) & (table["vpp"] == vpp))
@@ -192,7 +192,7 @@ class Space:
             raise self._empty()
         return stacked(parts)
 
-    def _stage_counts(self, pp: int, vpp: int) -> list[StageCounts]:
+    def stage_counts(self, pp: int, vpp: int) -> list[StageCounts]:
         """Splits to try for one pipeline, (0, 0, 0, 0) being even; see StageCounts."""
         layers = self.problem.model.layers
         if any(name in self.pins for name in StageCounts._fields):
@@ -208,7 +208,7 @@ class Space:
             if (layers + embedding + loss) % stages == 0:
                 counts.add(StageCounts(account_for_embedding=embedding, account_for_loss=loss))
         if pp > 2 and not counts:
-            counts |= self._ends_apart(pp, vpp)
+            counts |= self._ends_apart(pp, vpp) or self._longer_ends(pp, vpp)
         return sorted(counts)
 
     def _ends_apart(self, pp: int, vpp: int) -> set[StageCounts]:
@@ -223,6 +223,15 @@ class Space:
                 if 0 < first <= width and 0 < last <= width and last % vpp == 0:
                     counts.add(StageCounts(first, last))
         return counts
+
+    def _longer_ends(self, pp: int, vpp: int) -> set[StageCounts]:
+        """One end with a block a chunk more than the middle stages, or both, where so few blocks are left over that
+        longer middle stages would leave none to the ends: 126 blocks on 25 stages are 6 and 24 times 5."""
+        layers, width = self.problem.model.layers, self.problem.model.layers // (pp * vpp) * vpp
+        if vpp > 1 and width < 2 * vpp:  # twice the blocks in the chunks of an end gives back what interleaving gains
+            return set()
+        ends = ((width, width + vpp), (width + vpp, width), (width + vpp, width + vpp))
+        return {StageCounts(*each) for each in ends if width and sum(each) + width * (pp - 2) == layers}
 
     def _sharding(self, table: Table) -> Table:
         stages = self._values("zero", self.problem.runtime.zero_stages)
