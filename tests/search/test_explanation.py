@@ -76,6 +76,7 @@ def test_neighbours_change_one_thing(answer):
     _, plan = answer
     chosen = msgspec.to_builtins(_chosen(plan))
     follows = {
+        "cp": {"cp_kind"},
         "tp": {"sequence_parallel", "etp"},
         "pp": {
             "vpp",
@@ -92,6 +93,25 @@ def test_neighbours_change_one_thing(answer):
         name = near.change.split()[0]
         changed = {field for field, value in near.options.items() if chosen[field] != value}
         assert name in changed and changed - {name} <= follows.get(name, set()), near.change
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "gpus", "pins", "change", "chosen"),
+    [
+        ("llama-3-8b", 10, 12, {"pp": 3}, "pp 3 -> 6", {"account_for_embedding": True, "account_for_loss": True}),
+        ("llama-3-8b", 7, 20, {"pp": 5}, "pp 5 -> 10", None),
+        ("gemma-2-9b", 4, 8, {"cp": 1}, "cp 1 -> 2", {"cp_kind": "a2a"}),
+    ],
+)
+def test_a_degree_comes_with_what_the_search_chooses_for_it(model, layers, gpus, pins, change, chosen, help_with):
+    """Blocks that do not divide and a window that refuses the ring: the search has layouts with both degrees, none with
+    more stages than blocks and ends."""
+    problem = help_with.problem_of(
+        help_with.cut(model, layers), load_cluster("h100-sxm", gpus=gpus), global_batch=12 * gpus
+    )
+    near = {each.change: each for each in help_with.found(problem, explain=True, pins=pins).why.neighbours}[change]
+    assert (near.reason == "rule") == (chosen is None)
+    assert chosen is None or {name: near.options[name] for name in chosen} == chosen
 
 
 # What taking a dimension away means, written down a second time.

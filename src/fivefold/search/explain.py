@@ -10,11 +10,12 @@ import msgspec
 from fivefold.estimate import Estimate, Problem
 from fivefold.estimate.result import Parts
 from fivefold.layout import Offload
-from fivefold.layout.layout import CHUNKS, SPLIT_BACKWARD, Layout, Recompute
+from fivefold.layout.layout import CHUNKS, CP_KINDS, SPLIT_BACKWARD, Layout, Recompute
 from fivefold.layout.stages import resolve
 from fivefold.search.playbook import follow_playbook
 from fivefold.search.price import Priced, price_all, step_seconds
 from fivefold.search.result import DimensionEffect, Limit, Neighbour, Why
+from fivefold.search.space import Space
 from fivefold.search.words import duration, gigabytes, layout_words, percent
 
 replace = msgspec.structs.replace
@@ -160,17 +161,29 @@ def _level(estimate: Estimate, axis: str) -> str:
 def neighbours(problem: Problem, runtime: str, best: Layout, estimate: Estimate) -> tuple[Neighbour, ...]:
     """Every layout one step away that is worse, and in which way."""
     changes = _steps(problem, best)
-    outcomes = price_all(problem, runtime, [layout for _, layout in changes])
+    priced = iter(price_all(problem, runtime, [layout for _, layouts in changes for layout in layouts]))
     rows = [
-        _neighbour(change, outcome, estimate, problem) for (change, _), outcome in zip(changes, outcomes, strict=True)
+        _neighbour(change, _best_of([next(priced) for _ in layouts]), estimate, problem) for change, layouts in changes
     ]
     order = {"slower": 0, "memory": 1, "rule": 2}
     return tuple(sorted(rows, key=lambda row: (order[row.reason], row.delta_s or 0.0, row.over_bytes or 0)))
 
 
-def _steps(problem: Problem, best: Layout) -> list[tuple[str, Layout]]:
-    """(what changes, layout) for each single step; recomputation, sharding and schedule included."""
-    out: list[tuple[str, Layout]] = []
+def _best_of(outcomes: list[Priced]) -> Priced:
+    """The fastest that fits, else the smallest that starts, else the first."""
+
+    def worth(each: Priced) -> tuple[bool, bool, float]:
+        return each.broken is not None, not each.fits, (each.seconds if each.fits else each.reserved_bytes) or 0
+
+    return min(outcomes, key=worth)
+
+
+def _steps(problem: Problem, best: Layout) -> list[tuple[str, list[Layout]]]:
+    """(what changes, layouts that have it) for each single step; recomputation, sharding and schedule included.
+
+    What the search chooses with a degree has a layout for each choice: the kind of CP, the blocks on the end stages.
+    """
+    out: list[tuple[str, list[Layout]]] = []
     moe = problem.model.is_moe
     degrees = ("tp", "cp", "pp", "micro_batch", *(("ep",) if moe else ()))
     for name in degrees:
@@ -184,20 +197,39 @@ def _steps(problem: Problem, best: Layout) -> list[tuple[str, Layout]]:
             if name == "pp":
                 changes |= EVEN_STAGES
                 changes |= {"vpp": 1, "schedule": None} if new == 1 else {}
-            out.append((f"{name} {value} -> {new}", replace(best, **changes)))
-    out += _schedule_steps(problem, best)
+            out.append((f"{name} {value} -> {new}", _chosen_with(problem, name, replace(best, **changes))))
+    out += [(change, [layout]) for change, layout in _schedule_steps(problem, best)]
     for kind in ("none", "full"):
         if best.recompute.kind != kind:
-            out.append((f"recompute {best.recompute.kind} -> {kind}", replace(best, recompute=Recompute(kind=kind))))
+            out.append((f"recompute {best.recompute.kind} -> {kind}", [replace(best, recompute=Recompute(kind=kind))]))
     for zero in problem.runtime.zero_stages:
         if zero != best.zero:
             overlap = replace(best.overlap, param=None)
             changed = replace(best, zero=zero, overlap=overlap, dp_replicate=1 if zero == 0 else best.dp_replicate)
-            out.append((f"zero {best.zero} -> {zero}", changed))
+            out.append((f"zero {best.zero} -> {zero}", [changed]))
     if best.cp > 1:
         other = "a2a" if best.cp_kind == "p2p" else "p2p"
-        out.append((f"cp_kind {best.cp_kind} -> {other}", replace(best, cp_kind=other)))
+        out.append((f"cp_kind {best.cp_kind} -> {other}", [replace(best, cp_kind=other)]))
     return out
+
+
+def _chosen_with(problem: Problem, name: str, layout: Layout) -> list[Layout]:
+    """`layout` in every way that the search would try beside a new degree, its own first."""
+    if name == "cp" and layout.cp > 1:
+        return [layout, *(replace(layout, cp_kind=kind) for kind in CP_KINDS if kind != layout.cp_kind)]
+    if name == "pp":
+        splits = [
+            replace(
+                layout,
+                first_stage_layers=each.first_stage_layers or None,
+                last_stage_layers=each.last_stage_layers or None,
+                account_for_embedding=bool(each.account_for_embedding),
+                account_for_loss=bool(each.account_for_loss),
+            )
+            for each in Space(problem).stage_counts(layout.pp, layout.vpp)
+        ]
+        return [layout, *(each for each in splits if each != layout)]
+    return [layout]
 
 
 def _schedule_steps(problem: Problem, best: Layout) -> list[tuple[str, Layout]]:
