@@ -79,6 +79,29 @@ def test_our_own_trainer_gets_the_plan_beside_its_script(run, tmp_path: Path) ->
     assert words[words.index("-m") :][:4] == ["-m", "fivefold", "train", str(tmp_path / "plan.toml")]
 
 
+def test_a_plan_of_fivefolds_own_is_written_for_it(run, tmp_path: Path) -> None:
+    plan = str(tmp_path / "plan.toml")
+    assert run("estimate", "llama-3-8b", "--gpus", "8", "--tp", "2", "--runtime", "fivefold", "--save", plan).code == 0
+    done = run("export", plan, "-o", str(tmp_path / "out"), "--json")
+    assert done.code == 0, done.err
+    assert (done.document["to"], done.document["planned_for"]) == ("fivefold", None)
+    forced = run("export", plan, "--to", "megatron", "-o", str(tmp_path / "other"), "--json")
+    assert (forced.document["to"], forced.document["planned_for"]) == ("megatron", "fivefold")
+
+
+@pytest.mark.parametrize(("runtime", "zero", "code"), [("deepspeed", "1", 0), ("fsdp", "3", 1)])
+def test_a_plan_of_another_framework_says_whose_files_and_numbers_these_are(
+    run, tmp_path: Path, runtime: str, zero: str, code: int
+) -> None:
+    """It used to become Megatron-LM's without a word, or be refused by a rule of a framework that nobody named."""
+    plan = str(tmp_path / "plan.toml")
+    asked = ("--tp", "4", "--zero", zero, "--runtime", runtime, "--save", plan)
+    assert run("estimate", "llama-3-8b", "--gpus", "8", *asked).code == 0
+    done = run("export", plan, "-o", str(tmp_path / "out"))
+    assert done.code == code, done.err
+    assert f"The plan is for {runtime}, and what export writes starts megatron" in " ".join(done.out.split())
+
+
 @pytest.mark.parametrize(
     ("flags", "option"),
     [

@@ -56,6 +56,23 @@ class Exported:
     needs: tuple[tuple[str, str], ...] = ()
 
 
+def target_of(to: str | None, runtime: str) -> str:
+    """Whom to write for. runtime: of the plan, or as asked; only the targets themselves have files."""
+    if to is not None:
+        return word("--to", to, TARGETS)
+    return next((target for target in TARGETS if runtime_for(target, runtime) == runtime), TARGETS[0])
+
+
+def moved_words(planned: str, runtime: str) -> str:
+    """'' where the plan file's runtime is the one that is written, else a sentence."""
+    if planned == runtime:
+        return ""
+    return (
+        f"The plan is for {planned}, and what export writes starts {runtime}: layout and numbers are judged as "
+        f"{runtime} has them. fivefold plan --like moves a plan with a search."
+    )
+
+
 def for_target(question: Question, to: str, asked: str | None = None) -> Question:
     """The question under the rules of the framework that will run it. asked: the runtime that the user named; a plan
     file's own gives way, a named one is not put aside."""

@@ -28,7 +28,7 @@ def export(
     /,
     *,
     out: Annotated[str, Parameter(name=("--out", "-o"), group=_EXPORT)],
-    to: Annotated[str, Parameter(group=_EXPORT)] = "megatron",
+    to: Annotated[str | None, Parameter(group=_EXPORT)] = None,
     launcher: Annotated[str, Parameter(group=_EXPORT)] = "torchrun",
     name: Annotated[str | None, Parameter(group=_EXPORT)] = None,
     data_path: Annotated[str | None, Parameter(group=_EXPORT)] = None,
@@ -63,7 +63,8 @@ def export(
     out
         Folder for the files.
     to
-        megatron (Megatron-LM's pretrain_gpt.py) or fivefold (its own trainer).
+        megatron (Megatron-LM's pretrain_gpt.py) or fivefold (its own trainer). Default: fivefold for a plan of
+        fivefold's own, else megatron.
     launcher
         torchrun, slurm or kubernetes, or several with commas between them.
     name
@@ -81,17 +82,20 @@ def export(
     force
         Write a layout that is predicted not to fit, too.
     """
-    from fivefold.cli.export import Wanted, exported, for_target
-    from fivefold.cli.problem import estimate_question
+    from fivefold.cli.export import Wanted, exported, for_target, moved_words, target_of
+    from fivefold.cli.problem import estimate_question, is_plan_file
     from fivefold.interop.export import Data
 
-    question = for_target(estimate_question(model, model_flags, cluster, work, runtime, layout), to, runtime.runtime)
+    planned = estimate_question(model, model_flags, cluster, work, runtime, layout)
+    target = target_of(to, planned.runtime)
+    question = for_target(planned, target, runtime.runtime)
+    moved = moved_words(planned.runtime, question.runtime) if is_plan_file(model) else ""
     data = Data(path=data_path, tokenizer=tokenizer_model, mock=mock_data, steps=steps)
     done = exported(
         question,
         Wanted(
             out=out,
-            to=to,
+            to=target,
             launcher=launcher,
             name=name,
             data=data,
@@ -105,7 +109,8 @@ def export(
         from fivefold.cli.answer import as_document
 
         body = {
-            "to": to,
+            "to": target,
+            "planned_for": planned.runtime if moved else None,
             "files": done.written,
             "needs": [name for name, _ in done.needs],
             "reason": done.reason or None,
@@ -114,5 +119,5 @@ def export(
     else:
         from fivefold.cli.render.export import export_view
 
-        console(output).print(export_view(question, done))
+        console(output).print(export_view(question, done, moved))
     return 0 if done.written else 1

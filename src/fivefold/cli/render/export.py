@@ -11,10 +11,10 @@ from fivefold.cli.render.estimate import bullet, header, verdict, violation
 from fivefold.cli.render.text import heading
 
 
-def export_view(question: Question, done: Exported) -> Group:
-    """Everything that `fivefold export` prints."""
+def export_view(question: Question, done: Exported, moved: str = "") -> Group:
+    """Everything that `fivefold export` prints. moved: a sentence on a plan of another framework."""
     found = done.found
-    parts: list[RenderableType] = [header(question, found), verdict(found)]
+    parts: list[RenderableType] = [header(question, found), *([Text(moved)] if moved else []), verdict(found)]
     if not done.written:
         parts += [heading("Nothing is written"), Text(done.reason)]
         parts += [violation(each) for each in found.violations]
