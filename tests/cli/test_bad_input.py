@@ -52,7 +52,8 @@ BAD = [
     ("plan gpt2 --gpus 8 --top 0", "--top"),
     ("plan gpt2 --gpus 8 --runtime megatron@9.9", "--runtime"),
     ("plan gpt2 --gpus 8 --runtime deepsped", "--runtime"),
-    ("plan gpt2 --gpus 8 --gbs 7 --mbs 3", None),
+    ("plan gpt2 --gpus 8 --gbs 7 --mbs 3", "--micro-batch"),
+    ("plan gpt2 --gpus 8 --tp 2 --pp 2 --cp 4", "--tp"),
     ("plan gpt2 --gpus 8 --layers 13", "--layers"),
     ("plan plan.toml --gpus 8", "MODEL"),
     ("plan gpt2 --gpus 8 --tpp 2", "--tpp"),
@@ -117,6 +118,27 @@ def test_an_unknown_base_is_said_of_its_cluster_file(run, tmp_path) -> None:
     path.write_text('base = "h1000"\ngpus = 8\n')
     error = run("plan", "gpt2", "--cluster", str(path), "--json").document["error"]
     assert (error["option"], error["value"], "mine.toml" in error["message"]) == ("base", "h1000", True)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("plan gpt2 --gpus 8 --tp 3", "--tp 3 does not divide the 8 GPUs. Legal for --tp here: 1, 2, 4, 8."),
+        ("plan gpt2 --gpus 9 --tp 2,4", "--tp 2,4 does not divide the 9 GPUs. Legal for --tp here: 1, 3, 9."),
+        ("plan gpt2 --gpus 8 --gbs 8 --mbs 3", "the global batch of 8 sequences. Legal for --micro-batch here: 1, 2,"),
+        ("plan nobodys-model --gpus 8", "fivefold models lists the catalogue"),
+        ("plan FILE --gpus 8", "is not JSON"),
+        ("plan FILE --gpus 8", "Give a catalogue name, a config.json"),
+        ("validate --runs FILE", "holds no runs"),
+        ("export gpt2 --gpus 8 -o x --launcher slurm --time 25:99", "Legal: minutes, HH:MM:SS or D-HH:MM:SS"),
+    ],
+)
+def test_a_refusal_says_what_is_legal_and_what_to_try(run, tmp_path, command: str, words: str) -> None:
+    file = tmp_path / "header.csv"
+    file.write_text("id,model\n")
+    outcome = run(*command.replace("FILE", str(file)).split())
+    assert outcome.code == 2, outcome
+    assert words in outcome.err
 
 
 @pytest.mark.parametrize("value", ["8.5", "8.0", "1e1", "0x8", "1_0", "8,5", "+8", "٨"])

@@ -86,6 +86,27 @@ def test_a_plan_says_what_it_found_and_why(run) -> None:
         assert option in text
 
 
+def test_a_plan_lists_no_gain_and_no_gap_of_nothing(run) -> None:
+    """One replica of one micro-batch: its ZeRO stages are one, its batch is spent, and the path ends at the best."""
+    text = " ".join(run("plan gpt2-medium --gpus 1 --gbs 1 --seq 1024").out.split())
+    assert "as fast as the best." in text
+    assert "data parallelism cannot grow" in text
+    for nothing in (" 0.0 ms", "-0 ms", "can grow 1 times"):
+        assert nothing not in text, nothing
+    assert "takes the same time" in text
+    assert "1,024 tokens per batch is under" in text
+
+
+def test_what_is_not_sharded_has_no_replicas_of_shards(run) -> None:
+    text = run("estimate gpt2-medium --gpus 8 --gbs 8 --zero 0").out
+    assert "ZeRO-0 | " in text
+
+
+def test_nothing_that_starts_is_not_called_too_large(run) -> None:
+    text = " ".join(run("plan gpt2 --gpus 8 --gbs 8 --ep 2").out.split())
+    assert "No layout would start." in text and "No layout fits." not in text
+
+
 def test_numbers_stay_whole_on_a_narrow_terminal(run, monkeypatch: pytest.MonkeyPatch) -> None:
     command = f"plan gpt2-medium {SMALL}"
     best = run(f"{command} --json").document["plans"][0]
@@ -155,6 +176,10 @@ def test_what_the_need_adds_to_the_peak_is_named(run) -> None:
 def test_equal_stages_share_a_row(run) -> None:
     text = run("estimate gpt-1t --gpu a100-80g-sxm --gpus 512 --tp 8 --pp 64 --mbs 1 --gbs 1 --recompute full").out
     assert re.search(r"^ 1-62 ", text, re.MULTILINE)
+
+
+def test_a_broken_rule_names_its_option_once(run) -> None:
+    assert "--tp --tp" not in run("estimate gpt2 --gpus 9 --tp 9").out
 
 
 def test_a_broken_rule_names_option_legal_values_and_source(run) -> None:

@@ -69,8 +69,9 @@ def unusual(work: Workload, model: ModelSpec | None = None) -> list[str]:
     tokens = work.tokens_per_batch
     if not low <= tokens <= high:
         side, remark = ("under", "small") if tokens < low else ("over", "large")
+        size = f"{tokens / 1e6:.2f}M" if tokens >= 10**5 else f"{tokens:,}"
         notes.append(
-            f"{tokens / 1e6:.2f}M tokens per batch is {side} the usual {low // 10**6}M to {high // 10**6}M of large "
+            f"{size} tokens per batch is {side} the usual {low // 10**6}M to {high // 10**6}M of large "
             f"pre-training runs: a {remark} batch, so check that it is meant."
         )
     low, high = USUAL_SEQ_LEN

@@ -107,7 +107,7 @@ def _exists(name: str) -> bool:
 
 def _unknown(name: str) -> FivefoldError:
     near = close_matches(name.lower(), models())
-    hint = f"did you mean {' or '.join(near)}?" if near else "models() lists the catalogue."
+    hint = f"did you mean {' or '.join(near)}?" if near else "fivefold models lists the catalogue."
     return FivefoldError(
         f"{name[:80]!r} is neither a model of the catalogue nor a {CONFIG_NAME}: {hint}",
         code="unknown-model",

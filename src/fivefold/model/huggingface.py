@@ -20,6 +20,7 @@ from fivefold.model.spec import BlockRun, ModelSpec
 # The largest published configuration we know of (with long id2label maps) stays under 100 kB.
 MAX_CONFIG_BYTES = 1 << 20
 CONFIG_NAME = "config.json"
+_GIVE = f"Give a catalogue name, a {CONFIG_NAME} or the folder that holds one; a plan file ends in .toml."
 
 
 def read_config(
@@ -112,7 +113,7 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         raw = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as failure:
-        raise _bad_file(path, f"is not JSON: {failure}") from failure
+        raise _bad_file(path, f"is not JSON: {failure}. {_GIVE}") from failure
     if not isinstance(raw, dict):
         raise _bad_file(path, "holds no JSON object at its top")
     _check_repeated(data, path)

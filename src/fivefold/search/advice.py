@@ -157,7 +157,12 @@ def batch_notes(problem: Problem, plans: list[Estimate]) -> tuple[str, ...]:
         headroom = dp_headroom(problem.work.global_batch, layout.micro_batch, layout.dp)
         notes.append(
             f"DP headroom: gbs / (mbs x dp) = {problem.work.global_batch} / ({layout.micro_batch} x {layout.dp}) = "
-            f"{headroom:g}; data parallelism can grow {headroom:g} times before the batch ends it."
+            f"{headroom:g}; "
+            + (
+                f"data parallelism can grow {headroom:g} times before the batch ends it."
+                if headroom > 1
+                else "data parallelism cannot grow: every replica has one micro-batch, and the batch has no more."
+            )
         )
     return tuple(notes)
 

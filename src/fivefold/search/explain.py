@@ -29,6 +29,7 @@ EVEN_STAGES: dict[str, Any] = {
     "account_for_embedding": False,
     "account_for_loss": False,
 }
+_SAME_S = 5e-5  # less reads 0.0 ms
 _PLAIN_DISPATCH: dict[str, Any] = {"moe_dispatcher": "alltoall"}
 _UNUSED: dict[str, Any] = {"tp": 1, "cp": 1, "pp": 1, "vpp": 1, "ep": 1, "etp": 1, "dp_replicate": 1}
 
@@ -265,7 +266,9 @@ def _neighbour(change: str, outcome: Priced, estimate: Estimate, problem: Proble
             else f"needs {gigabytes(over)} more than the GPU has, on stage {outcome.stage}"
         )
         return Neighbour(**base, reason="memory", delta_s=delta, over_bytes=over, stage=outcome.stage, message=message)
-    if delta >= 0:
+    if abs(delta) < _SAME_S:
+        message = "takes the same time"
+    elif delta >= 0:
         message = f"{duration(delta)} slower per step ({percent(delta, seconds)})"
     else:
         message = f"{duration(-delta)} faster per step ({percent(delta, seconds)}): a tie with more axes, or pinned out"

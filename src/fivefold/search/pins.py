@@ -35,6 +35,26 @@ def checked_pins(pins: dict[str, Any] | None) -> dict[str, tuple[Any, ...]]:
     return out
 
 
+def divides_nothing(pins: dict[str, tuple[Any, ...]], gpus: int, global_batch: int) -> FivefoldError | None:
+    """The refusal of the first pinned option none of whose values divides what it has to, whatever the others are."""
+    for name, whole, words in (
+        *((axis, gpus, f"the {gpus:,} GPUs") for axis in ("tp", "cp", "pp", "ep", "etp")),
+        ("micro_batch", global_batch, f"the global batch of {global_batch:,} sequences"),
+    ):
+        values = pins.get(name, ())
+        if values and not any(whole % int(value) == 0 for value in values):
+            option, given = option_of(name), ",".join(map(str, values))
+            legal = [each for each in range(1, whole + 1) if whole % each == 0]
+            return FivefoldError(
+                f"{option} {given} does not divide {words}. Legal for {option} here: {', '.join(map(str, legal))}.",
+                code="empty-space",
+                option=option,
+                value=given,
+                legal=legal,
+            )
+    return None
+
+
 # What a pin needs another one to allow.
 _NEEDS = (("recompute_layers", "recompute", "full"), ("recompute_modules", "recompute", "selective"))
 

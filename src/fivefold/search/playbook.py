@@ -18,6 +18,7 @@ from fivefold.layout.stages import split_policy
 from fivefold.model.spec import Experts
 from fivefold.search.price import Priced, price_all
 from fivefold.search.result import PathStep, PlaybookPath
+from fivefold.search.words import duration
 
 replace = msgspec.structs.replace
 
@@ -247,7 +248,9 @@ class _Walk:
             return f"not legal yet ({priced.broken})"
         needs = (priced.reserved_bytes or 0) / 1e9
         capacity = self.problem.cluster.gpu.memory_bytes / 1e9
-        return f"{needs:.1f} of {capacity:.1f} GB, " + (f"{priced.seconds:.2f} s" if priced.fits else "does not fit")
+        return f"{needs:.1f} of {capacity:.1f} GB, " + (
+            duration(priced.seconds or 0.0) if priced.fits else "does not fit"
+        )
 
     def _note(self, step: str, rule_id: str, decision: str) -> None:
         priced = self.state.priced

@@ -21,6 +21,7 @@ from fivefold.layout.mixers import largest_tp
 from fivefold.layout.rules import Context, rules_for, valid_mask
 from fivefold.layout.stages import split_policy
 from fivefold.model.spec import Experts, LatentAttention
+from fivefold.search.pins import divides_nothing
 from fivefold.search.prune import promising
 from fivefold.search.table import Ints, Known, NotYetKnownError, Table, crossed, kept, stacked
 
@@ -333,6 +334,9 @@ class Space:
         return np.array(sorted({int(value) for value in self.pins.get(name) or otherwise}), dtype=np.int64)
 
     def _empty(self) -> FivefoldError:
+        alone = divides_nothing(self.pins, self.problem.cluster.gpus, self.problem.work.global_batch)
+        if alone is not None:
+            return alone
         pinned = ", ".join(f"{name}={'/'.join(map(str, values))}" for name, values in self.pins.items()) or "nothing"
         gpus, batch = self.problem.cluster.gpus, self.problem.work.global_batch
         return FivefoldError(

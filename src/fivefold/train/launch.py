@@ -92,8 +92,9 @@ def require_world(job: Job, world: int) -> None:
     if world == job.gpus:
         return
     alone = " (torchrun did not start this process)" if world == 1 else ""
+    running = "1 process is running" if world == 1 else f"{world:,} processes are running"
     raise FivefoldError(
-        f"The plan is for {job.gpus:,} GPUs and {world} processes are running{alone}. Start it with torchrun "
+        f"The plan is for {job.gpus:,} GPUs and {running}{alone}. Start it with torchrun "
         f"--nproc-per-node {min(job.gpus, job.gpus_per_node)}"
         + (f" --nnodes {-(-job.gpus // job.gpus_per_node)}" if job.gpus > job.gpus_per_node else "")
         + " -m fivefold train, or add --smoke to train a small model on fewer.",

@@ -44,6 +44,7 @@ def validate(
     """
     from fivefold.cli.values import names
     from fivefold.cluster.calibration import load_calibration
+    from fivefold.errors import FivefoldError
     from fivefold.measure import read_runs
     from fivefold.measure import validate as predict
 
@@ -52,6 +53,13 @@ def validate(
         wanted = None if source is None else names("--source", source)
         factors = None if calibration is None else load_calibration(calibration)
         found = predict(table, sources=wanted, runtime=runtime.runtime, calibration=factors)
+    if not found.rows_total:
+        raise FivefoldError(
+            f"{runs} holds no runs, only the names of columns. Give one line per run.",
+            code="no-runs",
+            option="--runs",
+            value=runs,
+        )
     if output.json:
         write_json(found.to_dict())
     else:

@@ -122,7 +122,7 @@ def verdict(found: Estimate) -> Text:
 def violation(broken: RuleViolation) -> Text:
     line = Text("  x ", style="red")
     line.append(f"{broken.option} ", style="bold not red")
-    line.append(broken.message, style="default")
+    line.append(broken.message.removeprefix(f"{broken.option} "), style="default")
     line.append(f"  [{broken.id}; {broken.source}]", style="dim")
     return line
 

@@ -51,7 +51,7 @@ def options_words(layout: ResolvedLayout) -> str:
     """Everything of a layout that is not a degree, in one line."""
     words = [
         f"ZeRO-{layout.zero}"
-        + (f" in {layout.dp_shard}, replicated {layout.dp_replicate}x" * (layout.dp_replicate > 1)),
+        + (f" in {layout.dp_shard}, replicated {layout.dp_replicate}x" * (layout.dp_replicate > 1 and layout.zero > 0)),
         f"SP {'on' if layout.sequence_parallel else 'off'}",
         f"micro-batch {layout.micro_batch} x {layout.num_micro_batches}",
     ]

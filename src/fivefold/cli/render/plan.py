@@ -34,6 +34,7 @@ from fivefold.search import Plan
 from fivefold.search.moving import Moved
 from fivefold.search.result import DimensionEffect, Limit, Neighbour, PlaybookPath, Why
 
+_SAME_S = 5e-5  # differences of a step that are none
 _OBJECTIVES = {
     "tokens_per_s": "most tokens per second; ties go to fewer axes",
     "gpus": "fewest GPUs that fit, then fastest",
@@ -116,7 +117,9 @@ def _no_answer(found: Plan) -> list[RenderableType]:
 
 
 def _no(found: Plan) -> str:
-    return "Not in time." if found.counts and found.fitting else "No layout fits."
+    if found.counts and found.fitting:
+        return "Not in time."
+    return "No layout fits." if found.valid else "No layout would start."
 
 
 def counts_line(found: Plan) -> Text:
@@ -247,8 +250,9 @@ def reasons(why: Why) -> list[RenderableType]:
         ]
     if why.neighbours:
         parts += [heading("Why not its neighbours"), neighbours_table(why.neighbours)]
-    if why.limits:
-        parts += [heading("What would do better"), *(bullet(_limit_words(limit)) for limit in why.limits)]
+    better = [limit for limit in why.limits if limit.gain_s is None or limit.gain_s > _SAME_S]
+    if better:
+        parts += [heading("What would do better"), *(bullet(_limit_words(limit)) for limit in better)]
     if why.playbook is not None:
         parts += [heading("The playbook's path", "rules of thumb, priced step by step"), *playbook(why.playbook)]
     return parts
@@ -289,17 +293,10 @@ def playbook(path: PlaybookPath) -> list[RenderableType]:
     parts: list[RenderableType] = [table]
     if path.estimate is not None and path.gap_s is not None and path.estimate.step is not None:
         share = path.gap_s / (path.estimate.step.seconds.value - path.gap_s)
-        end = f"It ends at {degrees_words(path.estimate.layout)}, "
-        parts.append(
-            Text(
-                end
-                + (
-                    f"{seconds(path.gap_s)} a step slower than the best ({share:+.1%})."
-                    if path.gap_s > 0
-                    else f"{seconds(-path.gap_s)} a step from the best ({share:+.1%})."
-                )
-            )
-        )
+        way = "slower" if path.gap_s > 0 else "faster"
+        gap = f"{seconds(abs(path.gap_s))} a step {way} than the best ({share:+.1%})."
+        end = gap if abs(path.gap_s) > _SAME_S else "as fast as the best."
+        parts.append(Text(f"It ends at {degrees_words(path.estimate.layout)}, {end}"))
     else:
         parts.append(Text("It ends without a layout that fits."))
     return parts

@@ -26,7 +26,7 @@ def validate_view(found: Validation, *, every_row: bool) -> Group:
         _by_statement(found.rows),
         Text(
             "Errors are of (predicted - measured) / measured; bias is their mean. order: rank correlation of time per "
-            "token; in 80%: share of times inside the predicted interval.",
+            "token; 80%: share of times inside the predicted 80% interval.",
             style="dim",
         ),
     ]
@@ -56,7 +56,7 @@ def _sources(rows: Iterable[SourceErrors]) -> Table:
         ("time:\nmedian", ">"),
         ("\np90", ">"),
         ("\nbias", ">"),
-        ("\nin 80%", ">"),
+        ("\n80%", ">"),
         ("\norder", ">"),
         ("memory:\nmedian", ">"),
         ("\np90", ">"),

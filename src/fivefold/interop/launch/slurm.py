@@ -16,7 +16,7 @@ from fivefold.interop.launch.job import Job, in_shell
 from fivefold.interop.launch.script import arrays, command, expanded, head, prologue
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+,:@/-]{0,99}")
-_TIME = re.compile(r"\d{1,4}(:\d{2}){0,2}|\d{1,3}-\d{1,2}(:\d{2}){0,2}")
+_TIME = re.compile(r"\d{1,4}(:[0-5]\d){0,2}|\d{1,3}-\d{1,2}(:[0-5]\d){0,2}")
 _RANKS = 'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID" WORLD_SIZE="$SLURM_NTASKS"; exec "$@"'
 PLACE = """\
 # The first node answers; the port follows from the job, so that two jobs on one node do not meet.
@@ -130,7 +130,7 @@ def word(
     """A site's word. Slurm reads directives without a shell, so what it cannot hold is refused and not quoted."""
     if value is not None and not form.fullmatch(value):
         raise FivefoldError(
-            f"{option} {value[:60]!r} cannot stand in an #SBATCH line.",
+            f"{option} {value[:60]!r} cannot stand in an #SBATCH line. Legal: {legal}.",
             code="bad-slurm-word",
             option=option,
             value=value[:60],
