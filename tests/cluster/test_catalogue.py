@@ -337,8 +337,10 @@ BASE = 'base = "h100-sxm"\n'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (BASE + "gpuz = 8", "unknown field `gpuz`"),
-        (BASE + "[gpu]\nmemory = 8", "unknown field `memory`.*gpu"),
+        (BASE + "gpuz = 8", r"unknown field `gpuz`.*Did you mean gpu\? Legal: .*gpus_per_node"),
+        (BASE + "[gpu]\nmemory = 8", "unknown field `memory`.*gpu.*Legal: .*memory_bytes"),
+        (BASE + "[compute]\ntiles = [8, 8]", r"unknown field `tiles`.*Did you mean tile\? Legal: .*wave_share"),
+        (BASE + '[[links]]\nname = "nvlnk"\nbandwidth_per_s = 1e11', "no link of that name.*name one of nvlink, inf"),
         (BASE + "[gpu]\nsms = -1", r"gpu\.sms"),
         (BASE + "[gpu]\npeak_flops_per_s = { fp4 = 1e15 }", "fp4"),
         (BASE + "[gpu]\nmemory_bandwidth_per_s = nan", r"gpu\.memory_bandwidth_per_s"),

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
+from fivefold.cluster.mistakes import legal_keys
 from fivefold.errors import FivefoldError
 
 Kind = Literal["fwd", "dgrad", "wgrad"]
@@ -158,7 +159,7 @@ def override_curve(gpu_name: str, changes: dict[str, Any], option: str = "[compu
         return msgspec.convert(_merge(tables[gpu_name], changes), Curve)
     except (msgspec.ValidationError, ValueError) as error:
         raise FivefoldError(
-            f"{option} for {gpu_name}: {error}. See fivefold.cluster.curve.Curve for the keys and their meaning.",
+            f"{option} for {gpu_name}: {error}.{legal_keys(str(error), Curve)}",
             code="bad-compute-constant",
             option=option,
             value=changes,

@@ -26,6 +26,12 @@ def merge_links(
         name = link.get("name")
         if not isinstance(name, str):
             raise file_error(label, f"links[{at}] has no name", 'add name = "nvlink", or another text')
+        if name not in merged and link.get("span") is None:
+            raise file_error(
+                label,
+                f"links.{name} states no span, and the base has no link of that name",
+                f"name one of {', '.join(merged) or 'a base'}, or add span, the GPUs that it joins, 0 for all",
+            )
         merged[name] = {**_without_replaced(merged.get(name, {}), link), **link}
     links = [
         convert(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -21,12 +22,26 @@ def convert(table: dict[str, Any], kind: Any, label: str, place: str) -> Any:
     except msgspec.ValidationError as error:
         text = str(error).replace("`$", f"`{place}" if place else "`").replace("`.", "`")
         raise FivefoldError(
-            f"Cluster file {label!r}: {text}{f' in {place}' if place and place not in text else ''}. Correct that key.",
+            f"Cluster file {label!r}: {text}{f' in {place}' if place and place not in text else ''}. Correct that key."
+            + legal_keys(text, kind),
             code="bad-cluster-file",
             option=place or "--cluster",
             value=label,
             legal=list(kind.__struct_fields__),
         ) from error
+
+
+def legal_keys(text: str, kind: Any) -> str:
+    """What is legal instead of the key that msgspec's `text` calls unknown; '' for other mistakes, and inside tables
+    of the file's own names."""
+    unknown = re.search(r"unknown field `([^`]*)`(?! - at `[^`]*\.)", text)
+    if unknown is None:
+        return ""
+    from difflib import get_close_matches  # only an error needs it, and importing it costs time
+
+    fields = list(kind.__struct_fields__)
+    near = get_close_matches(unknown[1], fields, n=1)
+    return f"{f' Did you mean {near[0]}?' if near else ''} Legal: {', '.join(fields)}."
 
 
 def refuse_nan(value: Any, label: str, place: str) -> None:
