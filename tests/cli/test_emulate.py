@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,9 @@ def test_the_view(run) -> None:
     for part in ("rank 5 of 8", "TP2", "Memory", "Kept for backward", "FLOPs", "Collectives", "reduce_scatter"):
         assert part in outcome.out
     assert max(map(len, outcome.out.splitlines())) <= 100
+    heads = next(line for line in outcome.out.splitlines() if line.startswith(" phase")).split()
+    assert {"weights", "grads", "activ", "peak", "held"} <= set(heads)
+    assert not re.search(r"\de-\d", outcome.out)
 
 
 def test_a_plan_file(run, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_train_answers_one_where_the_plan_would_not_start(run, plan) -> None:
 def test_train_refuses_before_it_starts(run, plan) -> None:
     path = plan("--tp 2 --pp 2")
     for words, part in (
-        ((), "4 GPUs and 1 processes"),
+        ((), "4 GPUs and 1 process is running"),
         (("--smoke",), "--nproc-per-node 4"),
         (("--precision", "fp8"), "fp8"),
         (("--steps", "0"), "--steps"),

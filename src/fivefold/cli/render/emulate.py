@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fivefold.cli.render.layouts import degrees_words, options_words
-from fivefold.cli.render.text import bar, giga, heading, percent, plain_table, seconds
+from fivefold.cli.render.text import bar, giga, heading, mega, percent, plain_table, seconds
 
 if TYPE_CHECKING:
     from fivefold.train.emulate import Emulation
@@ -69,21 +69,26 @@ def _categories(found: Emulation) -> Table:
 
 def _phases(found: Emulation) -> Table:
     names = [name for name in found.memory.breakdown if any((p.breakdown or {}).get(name) for p in found.memory.phases)]
-    short = {"gradients": "grads", "optimizer": "optim", "activations": "activ", "buffers": "buffer"}
+    short = {"gradients": "grads", "optimizer": "optim", "activations": "activ", "buffers": "buf", "working": "work"}
     table = plain_table(("phase", "<"), *((short.get(name, name), ">") for name in names), ("peak", ">"), ("held", ">"))
     for phase in found.memory.phases:
         if phase.breakdown is None or phase.peak_bytes is None:
             continue
-        row = [giga(phase.breakdown[name]) for name in names]
+        row = [_cell(phase.breakdown[name]) for name in names]
         style = "bold" if phase.phase == found.memory.peak_phase else None
-        table.add_row(phase.phase, *row, giga(phase.peak_bytes), str(phase.in_flight), style=style)
+        table.add_row(phase.phase, *row, _cell(phase.peak_bytes), str(phase.in_flight), style=style)
     return table
+
+
+def _cell(size: float) -> str:
+    """GB in five places at most, as many columns of them have to stand side by side."""
+    return f"{size / 1e9:.3f}" if 0 < size < 1e9 else giga(size)
 
 
 def _saved(found: Emulation) -> Table:
     table = plain_table(("unit", "<"), ("times", ">"), ("MB each", ">"), ("largest tensors, MB", "<"))
     for unit in found.saved:
-        table.add_row(_unit_words(unit), str(len(unit.layers) or 1), _mega(unit.bytes), _tensor_words(unit))
+        table.add_row(_unit_words(unit), str(len(unit.layers) or 1), mega(unit.bytes), _tensor_words(unit))
     return table
 
 
@@ -96,7 +101,7 @@ def _unit_words(unit: SavedUnit) -> str:
 
 def _tensor_words(unit: SavedUnit) -> str:
     largest = sorted(unit.tensors, key=lambda tensor: -tensor.bytes)[:_MOST_TENSORS]
-    words = [f"{tensor.name} {_mega(tensor.bytes)}" for tensor in largest]
+    words = [f"{tensor.name} {mega(tensor.bytes)}" for tensor in largest]
     return ", ".join(words) + (", ..." if len(unit.tensors) > len(largest) else "")
 
 
@@ -115,11 +120,7 @@ def _sent(found: Emulation) -> Table:
     )  # fmt: skip
     for each in found.collectives:
         table.add_row(
-            each.axis, each.collective, f"{each.ranks:,}", each.phase, f"{each.count:,}", _mega(each.payload_bytes),
+            each.axis, each.collective, f"{each.ranks:,}", each.phase, f"{each.count:,}", mega(each.payload_bytes),
             giga(each.count * each.bytes_sent_per_rank),
         )  # fmt: skip
     return table
-
-
-def _mega(value: float) -> str:
-    return f"{value / 1e6:,.3g}" if value < 999.5e6 else f"{value / 1e6:,.0f}"

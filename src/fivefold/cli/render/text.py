@@ -14,6 +14,7 @@ from fivefold.cli.output import encodes_unicode
 
 _JUSTIFY: dict[str, Literal["left", "right"]] = {"<": "left", ">": "right"}
 _WORD = 9  # words may be folded to so many cells
+_LEAST = 0.0001  # of a column of sizes
 _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 # One colour per owner of the step and of memory, the same in every view.
 OWNER_STYLES = {
@@ -41,7 +42,19 @@ def count(value: float) -> str:
 
 def giga(value: float) -> str:
     """Bytes or bytes per second in GB, three digits."""
-    return f"{value / 1e9:,.3g}" if abs(value) < 999.5e9 else f"{value / 1e9:,.0f}"
+    return _plain(value / 1e9)
+
+
+def mega(value: float) -> str:
+    """Bytes in MB, three digits."""
+    return _plain(value / 1e6)
+
+
+def _plain(value: float) -> str:
+    """Three digits without a power of ten, which a column of sizes is not read with."""
+    if 0 < value < _LEAST:
+        return f"<{_LEAST}"
+    return f"{value:,.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def gigabytes(value: float) -> str:
@@ -138,6 +151,7 @@ __all__ = [
     "giga",
     "gigabytes",
     "heading",
+    "mega",
     "percent",
     "plain_table",
     "seconds",

@@ -11,7 +11,7 @@ from rich.control import Control
 from rich.segment import ControlType
 from rich.text import Text
 
-from fivefold.cli.render.text import giga, heading, percent, plain_table, seconds
+from fivefold.cli.render.text import giga, heading, mega, percent, plain_table, seconds
 
 if TYPE_CHECKING:
     from fivefold.train.loop import Metrics
@@ -82,7 +82,7 @@ def ranks_view(told: Sequence[Metrics]) -> Group:
         table.add_row(
             str(steps[0].rank),
             *(seconds(_mean(rank.wait_s.get(axis) for rank in steps)) for axis in axes),
-            *(f"{_mean(rank.sent_bytes.get(axis) for rank in steps) / 1e6:,.3g}" for axis in axes),
+            *(mega(_mean(rank.sent_bytes.get(axis) for rank in steps)) for axis in axes),
             giga(max(rank.peak_memory_bytes for rank in steps)),
             *([percent(_mean(rank.bubble for rank in steps))] if piped else []),
         )
