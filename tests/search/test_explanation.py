@@ -214,3 +214,14 @@ def test_the_search_is_not_behind_the_playbook(answer):
     if gap is None or plan.inputs["pins"]:
         pytest.skip("nothing to compare")
     assert gap >= -plan.plans[0].step.seconds.value * problem.runtime.tie_spread
+
+
+def test_a_degree_that_the_rules_of_thumb_do_not_find_is_not_called_chosen(help_with):
+    """Seven GPUs that are too small: no power of two divides them."""
+    problem = help_with.problem_of(
+        help_with.cut("llama-3-8b", 28), help_with.small_cluster(7, 40.0), seq_len=1024, global_batch=28
+    )
+    path = help_with.found(problem, explain=True, pins={"pp": 7}).why.playbook.path
+    said = {step.rule_id: step.decision for step in path}
+    for axis, rule_id in (("tp", "tp-inside-domain"), ("pp", "pp-across-nodes")):
+        assert said[rule_id].startswith(f"no power of two above 1 is legal for {axis} here")

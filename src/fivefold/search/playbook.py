@@ -92,7 +92,8 @@ class _Walk:
                 self.state = spread
                 break
         chosen = self.state.layout.ep
-        self._note("mixture of experts", "ep-for-moe", f"ep={chosen}, orthogonal to dp: {self._verdict()}")
+        decision = f"{_taken('ep', chosen, f'ep={chosen}, orthogonal to dp')}: {self._verdict()}"
+        self._note("mixture of experts", "ep-for-moe", decision)
 
     def more_experts(self) -> None:
         """Only when everything inside the domain was not enough do experts spread over the network."""
@@ -102,9 +103,8 @@ class _Walk:
         experts = min(feed.num_experts for feed in feeds)
         values = [n for n in _powers(experts) if experts % n == 0 and n > self.state.layout.ep]
         chosen = self._first_usable("ep", values, self._with_ep)
-        self._note(
-            "still does not fit: experts", "ep-across-nodes", f"ep={chosen}, over the network: {self._verdict()}"
-        )
+        decision = f"{_taken('ep', chosen, f'ep={chosen}, over the network')}: {self._verdict()}"
+        self._note("still does not fit: experts", "ep-across-nodes", decision)
 
     def long_sequence(self) -> None:
         seq = self.problem.work.seq_len
@@ -125,7 +125,8 @@ class _Walk:
         wide = (
             "" if hidden >= WIDE_ENOUGH_FOR_TP else f" (hidden {hidden} is below {WIDE_ENOUGH_FOR_TP}, where it pays)"
         )
-        decision = f"tp={chosen} inside the {domain}-GPU domain, sequence parallelism with it{wide}: {self._verdict()}"
+        words = f"tp={chosen} inside the {domain}-GPU domain, sequence parallelism with it{wide}"
+        decision = f"{_taken('tp', chosen, words)}: {self._verdict()}"
         self._note("does not fit: tensor parallelism", "tp-inside-domain", decision)
 
     def pipeline_parallel(self) -> None:
@@ -139,7 +140,8 @@ class _Walk:
             if layers >= DEEP_ENOUGH_FOR_PP
             else f" ({layers} blocks are fewer than {DEEP_ENOUGH_FOR_PP}, where it pays)"
         )
-        self._note("still does not fit: pipeline", "pp-across-nodes", f"pp={chosen}{deep}: {self._verdict()}")
+        decision = f"{_taken('pp', chosen, f'pp={chosen}{deep}')}: {self._verdict()}"
+        self._note("still does not fit: pipeline", "pp-across-nodes", decision)
 
     def fill_batch(self) -> None:
         """More replicas than sequences: give ranks to tensor, then to context parallelism."""
@@ -263,6 +265,11 @@ class _Walk:
                 reserved_bytes=priced.reserved_bytes,
             )
         )
+
+
+def _taken(axis: str, chosen: int, words: str) -> str:
+    """`words` on a degree, which is 1 where the rule finds none."""
+    return words if chosen > 1 else f"no power of two above 1 is legal for {axis} here, it stays 1"
 
 
 def _powers(limit: int) -> list[int]:
