@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
@@ -61,12 +62,16 @@ def check(
     """
     from fivefold.advise.check import check as checked
     from fivefold.cli.problem import is_plan_file, runtime_of
+    from fivefold.interop.foreign import refuse_foreign_text
     from fivefold.interop.megatron.commands import ScriptInputs, words_of
     from fivefold.interop.megatron.read import Asked, read_file
+    from fivefold.interop.source import read_text
     from fivefold.search.search import check_top
 
     check_top(top)
     if is_plan_file(file):
+        if Path(file).is_file():
+            refuse_foreign_text(read_text(Path(file)), Path(file).name)
         raise FivefoldError(
             f"{file[:100]!r} is a plan file, and check reads a launch. Price it with fivefold estimate, or write its "
             "launch with fivefold export.",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fivefold.errors import FivefoldError
+from fivefold.interop.foreign import refuse_foreign_text
 from fivefold.interop.megatron.commands import Launch, ScriptInputs, find_launch
 from fivefold.interop.megatron.given import Given, Setting
 from fivefold.interop.megatron.layout_options import SHARDING, LayoutParts, is_fsdp, read_layout
@@ -93,6 +94,7 @@ def read_source(text: str, name: str, root: Path | None, asked: Asked | None = N
 
 
 def _read_source(text: str, name: str, root: Path | None, asked: Asked) -> Reading:
+    refuse_foreign_text(text, name)
     if name.lower().endswith(_YAML):
         launch, given, style = yaml_settings(text, name)
     else:

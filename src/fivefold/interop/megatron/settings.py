@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fivefold.interop.foreign import refuse_foreign
 from fivefold.interop.launchers import World
 from fivefold.interop.megatron.commands import Launch, words_of
 from fivefold.interop.megatron.given import Given, parse_arguments
@@ -52,6 +53,7 @@ def _read_overrides(given: Given, launch: Launch) -> None:
 
 def yaml_settings(text: str, name: str) -> tuple[Launch, Given, str]:
     tree, lines = read_yaml(text, name)
+    refuse_foreign(tree, name)
     if "apiVersion" in tree and "kind" in tree:
         raise unreadable(
             name,
