@@ -207,6 +207,13 @@ def test_counts_that_a_nodes_links_do_not_divide_are_refused_by_the_option(name,
         assert load_cluster(name, gpus_per_node=each).gpus_per_node == each
 
 
+def test_a_job_on_a_part_of_one_node_may_say_how_large_it_is():
+    """Its launch does: 7 processes on 1 node, of 8 GPUs that bridges of 2 and 4 join."""
+    assert load_cluster("rtx-4090", gpus=7, gpus_per_node=7) == load_cluster("rtx-4090", gpus=7)
+    with pytest.raises(FivefoldError, match="does not go with"):
+        load_cluster("rtx-4090", gpus=14, gpus_per_node=7)
+
+
 @pytest.mark.parametrize("name", ["h100-nvl", "h200-nvl", "a100-80g-pcie-nvlink", "rtx-3090-nvlink"])
 def test_bridged_pairs_in_smaller_nodes(name):
     """Servers of 4 and workstations of 2 bridged cards are as common as the catalogue's 8."""

@@ -241,7 +241,7 @@ def test_work_without_options_is_refused(work: dict[str, Any]) -> None:
 
 
 def test_part_filled_nodes_are_refused() -> None:
-    with pytest.raises(FivefoldError, match="12 fill 1 nodes of 8 and 4 GPUs"):
+    with pytest.raises(FivefoldError, match="12 fill 1 node of 8 and 4 GPUs of"):
         job("llama-3-8b", gpus=12)
 
 

@@ -108,7 +108,9 @@ def load_cluster(
             raise error.said_of(f"Cluster file {file!r}, base: ", "base") from error
         if file is not None or gpus_per_node is None or error.code != "bad-cluster-file":
             raise
-        raise _bad_per_node(where, gpus_per_node) from error
+        if gpus != gpus_per_node or gpus_per_node >= load_cluster(name_or_path).gpus_per_node:
+            raise _bad_per_node(where, gpus_per_node) from error
+        cluster = _build(table, file, gpus, None)  # a job on a part of one node, as without gpus_per_node
     if counted and gpus is None and "gpus" not in table:
         raise _uncounted(cluster, file)
     return cluster

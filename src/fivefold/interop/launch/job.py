@@ -90,8 +90,9 @@ def nodes_of(cluster: Cluster) -> tuple[int, int]:
     nodes, rest = divmod(cluster.gpus, per_node)
     if rest:
         legal = [nodes * per_node, (nodes + 1) * per_node]
+        full = f"{nodes} node{'s' * (nodes > 1)} of {per_node}"
         raise FivefoldError(
-            f"--gpus {cluster.gpus} fill {nodes} nodes of {per_node} and {rest} GPUs of another, and launchers start "
+            f"--gpus {cluster.gpus} fill {full} and {rest} GPU{'s' * (rest > 1)} of another, and launchers start "
             f"the same number of processes on every node. Plan for {legal[0]} or {legal[1]} GPUs.",
             code="part-filled-node",
             option="--gpus",

@@ -71,8 +71,8 @@ def model_options(model: ModelSpec, seq_len: int) -> tuple[dict[str, Value], tup
 
 def _cannot(what: str, key: str, value: Any, legal: Any) -> FivefoldError:
     return FivefoldError(
-        f"This model is not written for Megatron-LM's command line: {what}. Export it to a framework that can, or "
-        "write its specification in Python.",
+        f"This model is not written for Megatron-LM's command line: {what}. Write its specification in "
+        "Python; degrees, batch and step time of the plan are of the same model.",
         code="megatron-cannot-express",
         option=key,
         value=str(value)[:100],
