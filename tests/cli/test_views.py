@@ -137,6 +137,14 @@ def test_a_narrow_table_folds_its_heads_and_no_number(run, monkeypatch: pytest.M
         assert f"{stage['peak_bytes'] / 1e9:,.1f}" in row
 
 
+@pytest.mark.parametrize("width", [70, 80])
+def test_columns_move_together_before_their_heads_are_folded(run, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = run("estimate llama-3-70b --gpus 64 --tp 4 --pp 4 --cp 2 --gbs 512").out.splitlines()
+    head = next(line.split() for line in lines if line.startswith(" stage"))
+    assert head == ["stage", "weights", "grads", "master", "optim", "activ", "logits", "buf", "reserve", "peak", "held"]
+
+
 def test_rows_that_would_look_the_same_show_their_split(run) -> None:
     from rich.console import Console
 

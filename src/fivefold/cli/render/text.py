@@ -14,6 +14,7 @@ from fivefold.cli.output import encodes_unicode
 
 _JUSTIFY: dict[str, Literal["left", "right"]] = {"<": "left", ">": "right"}
 _WORD = 9  # words may be folded to so many cells
+_GAPS = (1, 0)  # cells between columns beside the divider, where a table is too wide with two
 _LEAST = 0.0001  # of a column of sizes
 _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 # One colour per owner of the step and of memory, the same in every view.
@@ -93,16 +94,21 @@ def percent(value: float) -> str:
 
 
 class _Numbers(Table):
-    """A table that folds the heads of its numbers, and words, before it would split a number over two lines."""
+    """A table that moves its columns together, then folds the heads of its numbers, and words, before it would split a
+    number over two lines."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        _, right, _, left = Padding.unpack(self.padding)
-        room = options.max_width - (left + right + 1) * len(self.columns) - 1  # each has a divider, and the edge
         cells = [max(map(_longest, column.cells), default=0) for column in self.columns]
         heads = [_longest(column.header) for column in self.columns]
         numbers = [column.justify == "right" for column in self.columns]
         least = [cell if number else min(cell, _WORD) for cell, number in zip(cells, numbers, strict=True)]
         widths = [max(pair) for pair in zip(least, heads, strict=True)]
+        wide = self.padding
+        for gap in _GAPS:
+            if sum(widths) <= self._room(options):
+                break
+            self.padding = (0, gap, 0, 0)
+        room = self._room(options)
         if sum(map(max, cells, heads)) > room >= sum(least):
             while sum(widths) > room:
                 widest = max(range(len(widths)), key=lambda at: widths[at] - least[at])
@@ -110,6 +116,12 @@ class _Numbers(Table):
             for column, width, number in zip(self.columns, widths, numbers, strict=True):
                 column.width = width if number else None
         yield from super().__rich_console__(console, options)
+        self.padding = wide
+
+    def _room(self, options: ConsoleOptions) -> int:
+        """Cells for the columns' own text: each has its padding and a divider, and the table an edge."""
+        _, right, _, left = Padding.unpack(self.padding)
+        return options.max_width - (left + right + 1) * len(self.columns) - 1
 
 
 def _longest(cell: object) -> int:
