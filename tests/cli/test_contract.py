@@ -239,6 +239,18 @@ def test_rules_have_the_fields_of_broken_ones(run) -> None:
         has(rule, RULE)
 
 
+def test_every_name_of_a_cluster_file_is_shown_and_taken_back(run, tmp_path) -> None:
+    """The constants of [compute] too, which a file may replace one by one."""
+    listed = {each["name"]: each for each in run("gpus --json").document["gpus"]}
+    mine = listed["h100-sxm"]
+    assert {"efficiency", "wave_share", "launch_s"} <= mine["compute"].keys()
+    path = tmp_path / "mine.toml"
+    path.write_text(f"base = 'h100-sxm'\ngpus = 8\n[compute]\nlaunch_s = {mine['compute']['launch_s']}\n")
+    ours = run(f"estimate gpt2 --cluster {path} --json").document
+    theirs = run("estimate gpt2 --gpu h100-sxm --gpus 8 --json").document
+    assert ours["step"]["seconds"]["value"] == theirs["step"]["seconds"]["value"]
+
+
 def test_an_error_is_one_document_on_standard_output(run) -> None:
     for command in ("plan no-such-model --gpus 8", "plan gpt2 --gpus 8 --no-such-option", "no-such-command"):
         outcome = run(f"{command} --json")

@@ -159,7 +159,7 @@ def override_curve(gpu_name: str, changes: dict[str, Any], option: str = "[compu
         return msgspec.convert(_merge(tables[gpu_name], changes), Curve)
     except (msgspec.ValidationError, ValueError) as error:
         raise FivefoldError(
-            f"{option} for {gpu_name}: {error}.{legal_keys(str(error), Curve)}",
+            f"{option} for {gpu_name}: {error}.{legal_keys(str(error), Curve)} fivefold gpus --json shows each GPU's.",
             code="bad-compute-constant",
             option=option,
             value=changes,

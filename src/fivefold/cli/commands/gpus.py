@@ -16,12 +16,17 @@ def gpus(*, output: OutputFlags = _NO_OUTPUT) -> int:
 
     For example: fivefold gpus --json
     """
-    from fivefold.cluster import aliases, clusters, load_cluster
+    from fivefold.cluster import aliases, clusters, load_cluster, load_curve_of
     from fivefold.estimate.result import envelope
 
     systems = [load_cluster(name) for name in clusters()]
     if output.json:
-        listed = [{**system.to_dict(), "name": name} for name, system in zip(clusters(), systems, strict=True)]
+        from msgspec import to_builtins
+
+        listed = [
+            {**system.to_dict(), "name": name, "compute": to_builtins(load_curve_of(system))}
+            for name, system in zip(clusters(), systems, strict=True)
+        ]
         write_json({**envelope("gpus", {}), "gpus": listed, "aliases": aliases()})
     else:
         from fivefold.cli.render.catalogues import gpus_table
