@@ -222,7 +222,8 @@ def test_nothing_printed_keeps_a_control_character(capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["plan gpt2 --gpus 8 --tpp 2", "pln gpt2", "plan lama-3-8b --gpus 8", "models --jsn"]
+    "command",
+    ["plan gpt2 --gpus 8 --tpp 2", "plan gpt2 --GPUS 8", "pln gpt2", "plan lama-3-8b --gpus 8", "models --jsn"],
 )
 def test_a_slip_of_the_finger_is_answered_with_what_was_meant(run, command: str) -> None:
     outcome = run(command)

@@ -65,7 +65,7 @@ def _commands(error: CycloptsError) -> list[str]:
 
 
 def _near(given: str, legal: list[str]) -> str:
-    near = get_close_matches(given, legal, n=1, cutoff=0.7)
+    near = get_close_matches(given.lower(), legal, n=1, cutoff=0.7)
     return f" Did you mean {near[0]}?" if near else ""
 
 
