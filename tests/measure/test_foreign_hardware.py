@@ -55,9 +55,11 @@ def test_every_system_of_the_catalogue_is_read_by_its_own_name():
 
 
 def test_nodes_that_bridges_do_not_divide_are_the_systems_own():
-    case = read(gpu="H100 NVL", gpus=6, gpus_per_node=6, gbs=24)
-    assert (case.cluster.gpus, case.cluster.gpus_per_node) == (6, 8)
+    case = read(gpu="H100 NVL", gpus=12, gpus_per_node=6, gbs=24)
+    assert (case.cluster.gpus, case.cluster.gpus_per_node) == (12, 8)
     assert "gpus_per_node" in case.assumed
+    part = read(gpu="H100 NVL", gpus=6, gpus_per_node=6, gbs=24)
+    assert (part.cluster.gpus, part.cluster.gpus_per_node) == (6, 8)
 
 
 def test_boards_of_four_have_no_switch():
