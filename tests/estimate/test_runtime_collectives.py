@@ -59,18 +59,37 @@ def test_sharded_states_may_still_get_the_whole_sum_after_backward(small):
         assert at_once.exposed_reduction_seconds(ONE)[0] == pytest.approx(alone)
 
 
-def test_compute_falls_behind_beside_gathers_but_of_registered_buffers(small):
+def wide(model):
     """Blocks that a GPU computes for longer than they are gathered and scattered."""
-    run = small["llama"].runs[0]
-    wide = replace(
-        small["llama"], runs=(replace(run, block=replace(run.block, feed=replace(run.block.feed, ffn=65536))),)
-    )
+    run = model.runs[0]
+    return replace(model, runs=(replace(run, block=replace(run.block, feed=replace(run.block.feed, ffn=65536))),))
+
+
+def test_compute_falls_behind_beside_gathers_but_of_registered_buffers(small):
     layout = Layout(zero=3, micro_batch=4)
-    held, free = (kernel(wide, layout, gpus=8, runtime="megatron-fsdp", registered_buffers=on) for on in (False, True))
+    held, free = (
+        kernel(wide(small["llama"]), layout, gpus=8, runtime="megatron-fsdp", registered_buffers=on)
+        for on in (False, True)
+    )
     reduce_s, gather_s = held.reduction_seconds(ONE, held.variants.dense[:, :1], held.variants.expert[:, :1])
     assert free.variants.gather_forward[0, 0] == free.variants.gather_backward[0, 0] == 0
     assert held.variants.gather_forward[0, 0] == pytest.approx(WAITED * gather_s[0, 0])
     assert held.variants.gather_backward[0, 0] == pytest.approx(WAITED * (gather_s + reduce_s)[0, 0])
+
+
+def test_nothing_hides_gathers_that_wait_for_the_gradients_before(small):
+    layout = Layout(zero=3, micro_batch=4)
+    waits = kernel(
+        wide(small["llama"]),
+        layout,
+        gpus=8,
+        runtime="megatron-fsdp",
+        registered_buffers=True,
+        backward_gathers_wait=True,
+    )
+    _, gather_s = waits.reduction_seconds(ONE, waits.variants.dense[:, :1], waits.variants.expert[:, :1])
+    assert waits.variants.gather_forward[0, 0] == 0
+    assert waits.variants.gather_backward[0, 0] == pytest.approx(gather_s[0, 0])
 
 
 def test_compute_waits_for_the_slowest_gpu(small):

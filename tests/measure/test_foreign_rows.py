@@ -103,6 +103,11 @@ def test_fsdp1_reduces_in_16_bit_unless_told_otherwise(framework, overlap, grad_
     assert case.work.grad_dtype == grad_dtype
 
 
+def test_composers_gathers_wait_in_backward():
+    assert read(framework="llm-foundry", zero=3).changes["backward_gathers_wait"]
+    assert "backward_gathers_wait" not in read(framework="PyTorch FSDP", zero=3).changes
+
+
 def test_gradients_that_are_reduced_in_16_bit_are_cast_as_shards_only():
     narrow, wide = read(framework="PyTorch FSDP", zero=3), read(framework="OLMo", zero=3)
     assert narrow.changes["scatter_copy_bytes"] == 4

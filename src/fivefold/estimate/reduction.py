@@ -69,7 +69,8 @@ class Reductions(Tables):
         before_scatter = np.where(piped, self._streamed(_ACCUMULATED_BYTES * self.trains * elements), before_scatter)
         waited = 0.0 if self.problem.runtime.registered_buffers else WAITED
         table.gather_forward = _exposed(waited, table.forward, (gather, param)) + after_gather
-        table.gather_backward = _exposed(waited, table.backward, (regather, param), (reduce_s, grad))
+        again = param & (not self.problem.runtime.backward_gathers_wait)
+        table.gather_backward = _exposed(waited, table.backward, (regather, again), (reduce_s, grad))
         table.gather_backward = table.gather_backward + after_gather + before_scatter
         table.total()
 

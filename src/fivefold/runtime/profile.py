@@ -86,6 +86,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     stretched_rotary_apart: rotary embeddings whose frequencies are stretched by yarn run operation by operation.
     gather_copy_bytes, scatter_copy_bytes: per parameter of a fully sharded unit, moved beside compute's own kernels to
         lay out what a gather brought, and what a scatter takes.
+    backward_gathers_wait: parameters that are gathered again for backward are asked for after the gradients of the
+        piece before, so that nothing hides them (FSDP1's BackwardPrefetch.BACKWARD_POST).
     registered_buffers: what fully sharded parameters move lies in buffers that NCCL knows, so that its kernels hold few
         multiprocessors and compute beside them is not slower.
     unfused_norms: RMS norms and rotary embeddings run as one fp32 kernel per operation.
@@ -210,6 +212,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     stretched_rotary_apart: bool = False
     gather_copy_bytes: float = 0.0
     scatter_copy_bytes: float = 0.0
+    backward_gathers_wait: bool = False
     registered_buffers: bool = False
     unfused_norms: bool = False
     gather_buffers: int = 0

@@ -27,10 +27,17 @@ LINES: tuple[Framework, ...] = (
         stands_in=True,
         zero=3,
         kernel="fa1",
-        changes={"gather_copy_bytes": 0.0, **_SIXTEEN_BIT_SCATTER, **_XENTROPY},  # FSDP1, reducing in 16 bit
+        changes={
+            "gather_copy_bytes": 0.0,
+            "backward_gathers_wait": True,
+            **_SIXTEEN_BIT_SCATTER,
+            **_XENTROPY,
+        },  # FSDP1, reducing in 16 bit
         source="the tables are of 2023 and FlashAttention 1 (from memory), but those of H100, for which its benchmarks "
-        "install FlashAttention 2 (submit_benchmarks.py, gpu-flash2, read); Composer's FSDP is FULL_SHARD; the loss is "
-        "FlashAttention's unless a configuration says torch_crossentropy (modeling_mpt.py, loss_fn, read)",
+        "install FlashAttention 2 (submit_benchmarks.py, gpu-flash2, read); Composer's FSDP is FULL_SHARD with "
+        "backward_prefetch BACKWARD_POST (FSDPConfig, read), which overlaps scatters and no gathers in backward "
+        "(PyTorch documentation, BackwardPrefetch, from memory; its order is wrong too, PyTorch issue 108190); its "
+        "loss is FlashAttention's unless a configuration says torch_crossentropy (modeling_mpt.py, loss_fn, read)",
     ),
     Framework(
         starts=("nanotron", "picotron"),
