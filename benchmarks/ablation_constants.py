@@ -10,7 +10,7 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from fivefold.cluster import apart, beside, load_curve_of
+from fivefold.cluster import Cluster, apart, beside, load_curve_of
 from fivefold.estimate import reduction
 from fivefold.estimate.calibrated import merged
 from fivefold.measure import hardware
@@ -195,6 +195,11 @@ def _of_attention(field: str, neutral: float, cases: list[Case]) -> Constant:
     return Constant(name, "GPU curve", unit, _values(values), f"{neutral:g}", source, change, fitted="timings")
 
 
+def with_links(field: str, value: float | None, cluster: Cluster) -> Cluster:
+    """The cluster with another value of one field of all its links."""
+    return replace(cluster, links=tuple(replace(link, **{field: value}) for link in cluster.links))
+
+
 def _of_links(field: str, unit: str, neutral: float | None, cases: list[Case]) -> Constant:
     values = {}
     for case in _one_per_gpu(cases):
@@ -202,8 +207,7 @@ def _of_links(field: str, unit: str, neutral: float | None, cases: list[Case]) -
         values[case.cluster.gpu.name] = "/".join("-" if value is None else f"{value:g}" for value in got)
 
     def change(case: Case) -> Case:
-        links = tuple(replace(link, **{field: neutral}) for link in case.cluster.links)
-        return replace(case, cluster=replace(case.cluster, links=links))
+        return replace(case, cluster=with_links(field, neutral, case.cluster))
 
     word = "as efficiency" if neutral is None else f"{neutral:g}"
     source = "systems.toml: measured collectives of that system, or the nearest one's"

@@ -18,23 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from ablation_constants import ATTENTION, CURVE, CURVE_TABLES, LINK
+from ablation_constants import ATTENTION, CURVE, CURVE_TABLES, LINK, with_links
 from accuracy import percent, table
 from fit_compute import GPUS, Points, attention_ratios, product_ratios, read
-from fivefold.cluster import Cluster, collective_seconds, load_cluster, place
+from fivefold.cluster import Cluster, bytes_sent_per_rank, collective_seconds, load_cluster, place
 from fivefold.cluster.curve import Curve, load_curve
 
 DATA = Path(__file__).resolve().parents[1] / "tests" / "cluster" / "data"
 MOVED = 0.02  # a timing is moved when its prediction changes by more than this share: timings repeat to some percent
 LEAST_BYTES = 1 << 20  # below, what is timed is the host
-# Bytes on the busiest rank's wire over those of the buffer (nccl-tests' PERFORMANCE.md).
-_ON_THE_WIRE: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "ring_all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-}
 
 
 class Worth(NamedTuple):
@@ -146,19 +138,17 @@ def _collectives() -> Iterator[Measured]:
         for row in csv.DictReader(stream):
             gpus, size = int(row["gpus"]), int(row["size_bytes"])
             if size >= LEAST_BYTES:
-                seconds = size * _ON_THE_WIRE[row["op"]](gpus) / (float(row["busbw_gb_per_s"]) * 1e9)
+                # nccl-tests' bus bandwidth counts what the busiest rank sends (its PERFORMANCE.md).
+                sent = float(bytes_sent_per_rank(row["op"], size, gpus))
+                seconds = sent / (float(row["busbw_gb_per_s"]) * 1e9)
                 yield Measured(row["cluster"], row["op"], gpus, size, seconds)
 
 
 def neutral_clusters() -> Iterator[tuple[str, Callable[[Cluster], Cluster]]]:
     """Each constant of links, and how a cluster gets its neutral value."""
     for field, _, neutral in LINK:
-        yield f"link.{field}", partial(_with_links, field, neutral)
+        yield f"link.{field}", partial(with_links, field, neutral)
     yield "launch_s of a collective", lambda cluster: replace(cluster, launch_s=0.0)
-
-
-def _with_links(field: str, neutral: float | None, cluster: Cluster) -> Cluster:
-    return replace(cluster, links=tuple(replace(link, **{field: neutral}) for link in cluster.links))
 
 
 def _collective_ratios(measured: list[Measured], change: Callable[[Cluster], Cluster]) -> np.ndarray:

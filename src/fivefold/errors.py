@@ -6,7 +6,8 @@ say the same thing: which option, which value, which values are legal, one parag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 # A value from a hostile file can be a megabyte; so much of it is said back.
@@ -59,6 +60,22 @@ class FivefoldError(ValueError):
                 "message": self.message,
             }
         }
+
+
+@contextmanager
+def asked_as(option: str, shown: str) -> Iterator[None]:
+    """What goes wrong inside with `option` is said of `shown`, as the user wrote it."""
+    try:
+        yield
+    except FivefoldError as error:
+        if error.option != option:
+            raise
+        raise error.said_of("", shown) from error
+
+
+def reason_of(error: Exception) -> str:
+    """Why a path could not be used, in the system's words where it has any (a null character is a ValueError)."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _shortened(value: Any) -> Any:

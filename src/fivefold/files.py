@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from fivefold.errors import FivefoldError
+from fivefold.errors import FivefoldError, reason_of
 
 
 class Unreadable(Exception):  # noqa: N818 - a reason, which each room says in its own words
@@ -41,9 +41,8 @@ def save_text(path: str | Path, text: str, what: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        reason = getattr(error, "strerror", None) or str(error)
         raise FivefoldError(
-            f"{what} cannot be written to {str(path)[:200]!r}: {reason}. Choose another file for --save.",
+            f"{what} cannot be written to {str(path)[:200]!r}: {reason_of(error)}. Choose another file for --save.",
             code="cannot-write",
             option="--save",
             value=str(path)[:200],

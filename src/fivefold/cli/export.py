@@ -11,7 +11,7 @@ from fivefold.cli.answer import balanced_stages, estimated, ramp_of
 from fivefold.cli.launch_flags import KubernetesFlags, SlurmFlags, kubernetes_options, slurm_options
 from fivefold.cli.problem import Question
 from fivefold.cli.values import word
-from fivefold.errors import FivefoldError
+from fivefold.errors import FivefoldError, reason_of
 from fivefold.estimate import Estimate
 from fivefold.interop.export import (
     LAUNCHERS,
@@ -165,7 +165,7 @@ def save_plan(found: Estimate, folder: str) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise FivefoldError(
-            f"--out {folder[:200]!r} cannot be made: {getattr(error, 'strerror', None) or error}.",
+            f"--out {folder[:200]!r} cannot be made: {reason_of(error)}.",
             code="cannot-write",
             option="--out",
             value=folder[:200],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import lcm
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from fivefold.cli.values import (
 )
 from fivefold.cli.work import DEFAULT_TOKENS_PER_BATCH, layout_unit, round_up, workload_of
 from fivefold.cluster import Cluster, load_cluster
-from fivefold.errors import FivefoldError, option_of
+from fivefold.errors import FivefoldError, asked_as, option_of
 from fivefold.estimate.planfile import SavedPlan, load_plan
 from fivefold.layout import Layout, RampUp, Recompute, Workload, parse_ramp_up
 from fivefold.layout.batch import check_ramp_up
@@ -324,12 +325,8 @@ def named_cluster(
     flags: ClusterFlags, named: str, gpus: int | None = None, gpus_per_node: int | None = None, *, counted: bool = False
 ) -> Cluster:
     """load_cluster, whose mistakes about a name are those of the flag that named it."""
-    try:
+    with nullcontext() if flags.cluster is None else asked_as("--gpu", "--cluster"):
         return load_cluster(named, gpus, gpus_per_node, counted=counted)
-    except FivefoldError as error:
-        if flags.cluster is None or error.option != "--gpu":
-            raise
-        raise error.said_of("", "--cluster") from error
 
 
 def _resized(cluster: Cluster, flags: ClusterFlags) -> Cluster:

@@ -106,9 +106,8 @@ class Kernel(HostModel):
         c, table, v = self.columns, self.table, self.variants
         plan, which = self.plan[rows], self.variant[rows]
         forward, backward = self.pass_seconds(rows)
-        before, before_again = table.before[plan], table.before_again[plan]
-        late_forward = dot(before, v.forward_s[which])
-        late_backward = dot(before, v.backward_s[which]) + dot(before_again, v.again_s[which])
+        late_forward = dot(table.before[plan], v.forward_s[which])
+        late_backward = self._backward_before(rows)
         dense, expert = self.rank_parameters(rows)
         reduce_s, gather_s = self.reduction_seconds(rows, dense, expert)
         buckets = np.maximum((dense + expert) / self.bucket_elements(rows)[:, None], 1)
@@ -134,6 +133,13 @@ class Kernel(HostModel):
             exposed = exposed + np.where((overlapped & beside)[:, None], hidden, at_once)
         worst = (exposed * table.exists[plan]).max(axis=1)
         return np.where(by_unit, self._ends_of_step(rows), worst) if by_unit.any() else worst
+
+    def _backward_before(self, rows: np.ndarray) -> np.ndarray:
+        """Seconds of one backward through the first chunks of the ranks before each, by which its last ends earlier,
+        [n, C]."""
+        plan, v, table = self.plan[rows], self.variant[rows], self.table
+        before, again = table.before[plan], table.before_again[plan]
+        return dot(before, self.variants.backward_s[v]) + dot(again, self.variants.again_s[v])
 
     def _turns(self, rows: np.ndarray) -> np.ndarray:
         """Chunks that a rank's micro-batches pass in groups of pp, [n, 1]."""
@@ -174,8 +180,7 @@ class Kernel(HostModel):
         reduce_s, gather_s = (dot(table.count[plan], seconds[v]) for seconds in self.unit_seconds)
         units = np.where(table.count[plan] > 0, self.unit_seconds[1][v][:, None], 0).max(axis=2)
         forward, _ = self.pass_seconds(rows)
-        late = dot(table.before[plan], self.variants.backward_s[v])
-        late = late + dot(table.before_again[plan], self.variants.again_s[v])
+        late = self._backward_before(rows)
         beside = np.where(self.columns.overlap_param[rows][:, None], forward, 0)
         kept = (self.columns.zero[rows] < 3)[:, None]
         gathers = units + np.where(kept, np.maximum(gather_s - units - beside, 0), 0)

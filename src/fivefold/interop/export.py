@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from fivefold.cluster import Cluster
-from fivefold.errors import FivefoldError
+from fivefold.errors import FivefoldError, reason_of
 from fivefold.interop.launch.job import Job, slug
 from fivefold.interop.launch.kubernetes import KubernetesOptions, kubernetes
 from fivefold.interop.launch.slurm import SlurmOptions, slurm
@@ -233,7 +233,7 @@ def write_files(files: dict[str, str], folder: str | Path) -> list[str]:
             written.append(str(path))
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         raise FivefoldError(
-            f"The files cannot be written to {str(folder)[:200]!r}: {getattr(error, 'strerror', None) or error}. "
+            f"The files cannot be written to {str(folder)[:200]!r}: {reason_of(error)}. "
             "Choose another folder with --out.",
             code="cannot-write",
             option="--out",

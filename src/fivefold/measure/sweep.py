@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from fivefold.errors import FivefoldError
+from fivefold.errors import FivefoldError, reason_of
 from fivefold.estimate.planfile import load_plan
 from fivefold.estimate.result import Estimate, envelope
 from fivefold.measure.validate import spearman
@@ -78,7 +78,7 @@ def collect(folder: str | Path) -> Sweep:
         numbers = sorted(int(path.name) for path in root.glob("candidates/*") if path.name.isdecimal())
     except (OSError, ValueError) as error:  # a folder that may not be entered, a name too long
         raise FivefoldError(
-            f"{str(folder)[:200]!r} cannot be read: {getattr(error, 'strerror', None) or error}.",
+            f"{str(folder)[:200]!r} cannot be read: {reason_of(error)}.",
             code="no-sweep",
             option="MODEL",
             value=str(folder)[:200],

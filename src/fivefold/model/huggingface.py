@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from fivefold.errors import FivefoldError, UnknownModelTypeError
+from fivefold.errors import FivefoldError, UnknownModelTypeError, reason_of
 from fivefold.model.families import FAMILIES, NOT_READ, Family, Reader
 from fivefold.model.families.nested import IMAGES, NESTED, TEXT, Nested, text_config
 from fivefold.model.spec import BlockRun, ModelSpec
@@ -91,7 +91,7 @@ def _config_path(path: Path) -> Path:
         path = path / CONFIG_NAME if path.is_dir() else path
         there = path.is_file()
     except (OSError, ValueError) as failure:  # a folder that may not be entered, a name too long, a null character
-        raise _bad_file(path, f"cannot be read: {getattr(failure, 'strerror', None) or failure}") from failure
+        raise _bad_file(path, f"cannot be read: {reason_of(failure)}") from failure
     if not there:
         raise FivefoldError(
             f"{path}: no such file; give a catalogue name, a {CONFIG_NAME} or the folder that holds one",
@@ -107,7 +107,7 @@ def _load(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             data = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as failure:
-        raise _bad_file(path, f"cannot be read: {failure.strerror or failure}") from failure
+        raise _bad_file(path, f"cannot be read: {reason_of(failure)}") from failure
     if len(data) > MAX_CONFIG_BYTES:
         raise _bad_file(path, f"is larger than {MAX_CONFIG_BYTES} bytes, which no model configuration is")
     try:

@@ -46,17 +46,12 @@ def calibrate(
         Write the factors here, for --calibration.
     """
     from fivefold.cli.problem import named_cluster
-    from fivefold.errors import FivefoldError
+    from fivefold.errors import asked_as
     from fivefold.measure import calibrate as fit
 
     own = None if cluster is None else named_cluster(ClusterFlags(cluster=cluster), cluster)
-    try:
-        with progress("Fitting the runs"):
-            found = fit(runs, cluster=own, runtime=runtime.runtime)
-    except FivefoldError as error:
-        if error.option != "--runs":
-            raise
-        raise error.said_of("", "RUNS") from error
+    with asked_as("--runs", "RUNS"), progress("Fitting the runs"):
+        found = fit(runs, cluster=own, runtime=runtime.runtime)
     if save is not None:
         found.save(save)
     if output.json:

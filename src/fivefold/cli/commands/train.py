@@ -128,7 +128,7 @@ def _check(steps: int, rate: float | None, peak_tflops: float | None, dropout: f
 
 def _plan(plan: str) -> SavedPlan:
     from fivefold.cli.problem import is_plan_file
-    from fivefold.errors import FivefoldError
+    from fivefold.errors import FivefoldError, asked_as
     from fivefold.estimate.planfile import load_plan
 
     if not is_plan_file(plan):
@@ -140,12 +140,8 @@ def _plan(plan: str) -> SavedPlan:
             value=plan[:100],
             legal="a .toml file of fivefold plan --save",
         )
-    try:
+    with asked_as("MODEL", "PLAN"):
         return load_plan(plan)
-    except FivefoldError as error:
-        if error.option != "MODEL":
-            raise
-        raise error.said_of("", "PLAN") from error
 
 
 def _job(saved: SavedPlan, smoke: bool, world: int, precision: str | None) -> tuple[Job, tuple[str, ...]]:
@@ -167,7 +163,7 @@ def _job(saved: SavedPlan, smoke: bool, world: int, precision: str | None) -> tu
 
 def _writable(log: str | None) -> str | None:
     """The log's path, once it can be appended to."""
-    from fivefold.errors import FivefoldError
+    from fivefold.errors import FivefoldError, reason_of
 
     if log is None:
         return None
@@ -176,7 +172,7 @@ def _writable(log: str | None) -> str | None:
             return log
     except (OSError, ValueError) as error:
         raise FivefoldError(
-            f"The log cannot be written to {log[:200]!r}: {getattr(error, 'strerror', None) or error}.",
+            f"The log cannot be written to {log[:200]!r}: {reason_of(error)}.",
             code="cannot-write",
             option="--log-file",
             value=log[:200],
