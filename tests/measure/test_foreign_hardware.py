@@ -62,6 +62,14 @@ def test_nodes_that_bridges_do_not_divide_are_the_systems_own():
     assert (part.cluster.gpus, part.cluster.gpus_per_node) == (6, 8)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "guessed"),
+    [("L40", True), ("NVIDIA L40S", False), ("Tesla V100-PCIE-16GB", True), ("V100-PCIe", True), ("V100-32GB", False)],
+)
+def test_cards_that_the_catalogue_lacks_are_marked_where_another_stands_in(gpu, guessed):
+    assert ("gpu" in read(gpu=gpu, precision_kind="fp16", interconnect="IB").assumed) == guessed
+
+
 def test_boards_of_four_have_no_switch():
     board = read(gpu="A100-40GB", gpus=64, gpus_per_node=4).cluster.links[0]
     assert (board.bandwidth_per_s, board.peer_bandwidth_per_s) == (300e9, 100e9)
