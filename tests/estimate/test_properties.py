@@ -268,4 +268,6 @@ def test_representative_ranks_have_the_peak_and_the_pace(family, layout, small, 
     assert set(ranks.table.rank[ranks.table.exists]) == set(range(layout.pp))
     assert classes.peak_memory(one)[0] == ranks.peak_memory(one)[0]
     assert classes.step_seconds(one)[0] == pytest.approx(ranks.step_seconds(one)[0], rel=1e-12)
-    assert classes.lower_bound(one)[0] == pytest.approx(ranks.lower_bound(one)[0], rel=1e-12)
+    # The first rank of a class waits for fewer ranks than the others, so that classes bound a little less.
+    bounds = classes.lower_bound(one)[0], ranks.lower_bound(one)[0]
+    assert bounds[0] <= bounds[1] * (1 + 1e-12) <= ranks.step_seconds(one)[0] * (1 + 2e-12)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fivefold.cluster import load_cluster
 from fivefold.model import load_model
 from fivefold.search.found import Found, search
-from fivefold.search.prune import Front
+from fivefold.search.front import Front
 
 CASES = {
     "dense": ("llama-3-8b", 16, 8192, 64, "megatron"),

@@ -21,6 +21,7 @@ from fivefold.layout.layout import SCHEDULES, SPLIT_BACKWARD
 from fivefold.schedule import pipeline_seconds
 
 _INTERLEAVED = SCHEDULES.index("interleaved")
+_SPLIT = [SCHEDULES.index(schedule) for schedule in SPLIT_BACKWARD]
 
 
 class Kernel(HostModel):
@@ -39,9 +40,13 @@ class Kernel(HostModel):
         return forward, backward
 
     def lower_bound(self, rows: np.ndarray) -> np.ndarray:
-        """Seconds that no schedule can beat: the busiest rank's own work and its optimizer, [n]."""
+        """Seconds that no schedule can beat, [n]: the busiest rank's own work after its first micro-batch has come and
+        before its last backward has left through the ranks before it. Where backward is split, the rest of it may
+        fill the latter, and only a rank's own work counts."""
         forward, backward = self.pass_seconds(rows)
         busy = self.columns.num_micro_batches[rows][:, None] * (forward + backward)
+        waits = ~np.isin(self.columns.schedule[rows], _SPLIT)[:, None]
+        busy = busy + waits * (self._forward_before(rows) + self._backward_before(rows))
         return (busy * self.table.exists[self.plan[rows]]).max(axis=1) + self.problem.step_overhead_s
 
     def step_seconds(self, rows: np.ndarray) -> np.ndarray:
@@ -103,11 +108,9 @@ class Kernel(HostModel):
             piped = self.reduces_once(rows)
             ends = self._ends_of_step(rows)
             return np.where(piped, self._ends_of_pipeline(rows), ends) if piped.any() else ends
-        c, table, v = self.columns, self.table, self.variants
-        plan, which = self.plan[rows], self.variant[rows]
+        c, table, plan = self.columns, self.table, self.plan[rows]
         forward, backward = self.pass_seconds(rows)
-        late_forward = dot(table.before[plan], v.forward_s[which])
-        late_backward = self._backward_before(rows)
+        late_forward, late_backward = self._forward_before(rows), self._backward_before(rows)
         dense, expert = self.rank_parameters(rows)
         reduce_s, gather_s = self.reduction_seconds(rows, dense, expert)
         buckets = np.maximum((dense + expert) / self.bucket_elements(rows)[:, None], 1)
@@ -133,6 +136,11 @@ class Kernel(HostModel):
             exposed = exposed + np.where((overlapped & beside)[:, None], hidden, at_once)
         worst = (exposed * table.exists[plan]).max(axis=1)
         return np.where(by_unit, self._ends_of_step(rows), worst) if by_unit.any() else worst
+
+    def _forward_before(self, rows: np.ndarray) -> np.ndarray:
+        """Seconds of one forward through the first chunks of the ranks before each, by which its first starts later,
+        [n, C]."""
+        return dot(self.table.before[self.plan[rows]], self.variants.forward_s[self.variant[rows]])
 
     def _backward_before(self, rows: np.ndarray) -> np.ndarray:
         """Seconds of one backward through the first chunks of the ranks before each, by which its last ends earlier,

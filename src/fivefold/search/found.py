@@ -15,6 +15,7 @@ from fivefold.estimate import Kernel, Problem
 from fivefold.estimate.estimate import rule_context
 from fivefold.layout.columns import Columns
 from fivefold.layout.rules import valid_mask
+from fivefold.search.front import Front, outermost
 from fivefold.search.space import MOST_ENUMERATED, Space
 
 # Layouts priced at least, in order of their bounds, so that the Pareto front sees more than the very fastest.
@@ -89,27 +90,16 @@ def _price(
         seconds[take] = kernel.step_seconds(fitting[take])
         best = min(best, float(seconds[take].min()))
         done += len(take)
-    while len(take := _maybe_on_front(bound, seconds, reserved)):
+    front = Front()
+    front.add(seconds[order[:done]], reserved[order[:done]])
+    left = order[done:]
+    while len(left := left[~front.beats(bound[left], reserved[left])]):
+        take = left[outermost(bound[left], reserved[left], _FRONT_CHUNK)]
         seconds[take] = kernel.step_seconds(fitting[take])
+        front.add(seconds[take], reserved[take])
+        left = left[np.isnan(seconds[left])]
     priced = np.flatnonzero(~np.isnan(seconds))
     # Times that differ by rounding alone are equal, and the lighter layout comes first.
     rounded = np.round(seconds[priced] / best, 12)
     fastest = priced[np.lexsort((reserved[priced], rounded))]
     return fitting[fastest], seconds[fastest], reserved[fastest], fitting[np.isnan(seconds)]
-
-
-def _maybe_on_front(bound: np.ndarray, seconds: np.ndarray, reserved: np.ndarray) -> np.ndarray:
-    """Up to a chunk of the positions without a time that no priced layout beats for certain, lightest first.
-
-    bound, reserved: of every fitting layout. seconds: nan where it is not priced.
-    """
-    left = np.flatnonzero(np.isnan(seconds))
-    priced = np.flatnonzero(~np.isnan(seconds))
-    if not len(left) or not len(priced):
-        return left
-    by_time = priced[np.argsort(seconds[priced], kind="stable")]
-    lightest = np.minimum.accumulate(reserved[by_time])
-    faster = np.searchsorted(seconds[by_time], bound[left], side="right")
-    beaten = (faster > 0) & (lightest[np.maximum(faster - 1, 0)] <= reserved[left])
-    left = left[~beaten]
-    return left[np.lexsort((bound[left], reserved[left]))][:_FRONT_CHUNK]

@@ -16,6 +16,7 @@ import numpy as np
 from fivefold.estimate import Kernel, Problem
 from fivefold.layout.columns import ALL_LAYERS, Columns
 from fivefold.layout.layout import RECOMPUTE_KINDS
+from fivefold.search.front import Front
 
 Expand = Callable[[np.ndarray], Columns]
 
@@ -50,29 +51,6 @@ def promising(problem: Problem, bases: Columns, expand: Expand) -> np.ndarray:
         keep = ~front.beats(bound / tie, lightest)
         left, bound, lightest, tried = left[keep], bound[keep], lightest[keep], tried[keep]
     return np.sort(left)
-
-
-class Front:
-    """The layouts priced so far that none beats in both time and memory, fastest first."""
-
-    def __init__(self) -> None:
-        self.seconds = np.zeros(0)
-        self.reserved = np.zeros(0)
-
-    def add(self, seconds: np.ndarray, reserved: np.ndarray) -> None:
-        seconds, reserved = np.concatenate([self.seconds, seconds]), np.concatenate([self.reserved, reserved])
-        order = np.lexsort((reserved, seconds))
-        seconds, reserved = seconds[order], reserved[order]
-        before = np.concatenate([[np.inf], np.minimum.accumulate(reserved)[:-1]])
-        self.seconds, self.reserved = seconds[reserved < before], reserved[reserved < before]
-
-    def beats(self, seconds: np.ndarray, reserved: np.ndarray) -> np.ndarray:
-        """[n] bool: whether some layout on the front is faster than `seconds` and no heavier than `reserved`."""
-        faster = np.searchsorted(self.seconds, seconds, side="left")
-        found = faster > 0
-        if not found.any():
-            return found
-        return found & (self.reserved[np.maximum(faster - 1, 0)] <= reserved)
 
 
 def _along_the_front(bound: np.ndarray, lightest: np.ndarray) -> np.ndarray:
@@ -110,4 +88,4 @@ def _recomputing(bases: Columns, kind: int) -> Columns:
     return replace(bases, recompute_kind=same + kind, recompute_layers=same + ALL_LAYERS, recompute_modules=same)
 
 
-__all__ = ["Front", "promising"]
+__all__ = ["promising"]

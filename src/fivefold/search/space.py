@@ -61,6 +61,7 @@ class Space:
 
     runtime: as the user names it, with its version; the problem's profile by default. most: candidates from which on
     combinations are set aside before recomputation is enumerated. set_aside: how many candidates that left out.
+    settled: ids of the rules that the table obeys, as the options that they ask for were known at an earlier step.
     """
 
     problem: Problem
@@ -68,6 +69,7 @@ class Space:
     runtime: str = ""
     most: int = MOST_ENUMERATED
     set_aside: int = 0
+    settled: set[str] = field(default_factory=set)
 
     def columns(self) -> Columns:
         """Every candidate whose degrees divide the GPUs and the batch. FivefoldError when pins leave none."""
@@ -105,8 +107,10 @@ class Space:
 
     def _count_recomputed(self, table: Table) -> int:
         """How many rows `_recompute` makes of a table."""
-        pipelines, counts = np.unique(np.stack([table["pp"], table["vpp"]]), axis=1, return_counts=True)
-        each = {"pp": pipelines[0], "vpp": pipelines[1], "rows": counts}
+        deepest = int(table["vpp"].max(initial=1)) + 1
+        counts = np.bincount(table["pp"] * deepest + table["vpp"])
+        pp, vpp = np.divmod(np.flatnonzero(counts), deepest)
+        each = {"pp": pp, "vpp": vpp, "rows": counts[counts > 0]}
         return int(self._recompute(each)["rows"].sum())
 
     # ---------------------------------------------------------------- steps
@@ -159,13 +163,20 @@ class Space:
         if not options:
             raise self._empty()
         schedule, vpp = np.array(options).T
-        table = crossed(table, schedule=schedule, vpp=vpp)
-        pp, schedule, vpp = table["pp"], table["schedule"], table["vpp"]
-        dp = self.problem.cluster.gpus // (table["tp"] * table["cp"] * pp)
+        pipelines, pipeline = np.unique(table["pp"], return_inverse=True)
+        possible = [[self._pipeline_runs(int(pp), *option) for option in options] for pp in pipelines]
+        runs = np.array(possible, dtype=bool).reshape(-1, len(options))
+        dp = self.problem.cluster.gpus // (table["tp"] * table["cp"] * table["pp"])
         m = self.problem.work.global_batch // (table["micro_batch"] * dp)
-        alone = (pp == 1) & ((schedule == _1F1B) | (SCHEDULES[_1F1B] not in names)) & (vpp == 1)
-        piped = (pp > 1) & ((schedule != _INTERLEAVED) | (m % pp == 0)) & ((vpp == 1) | (pp * vpp <= layers))
-        return kept(table, alone | piped)
+        in_groups = (m % table["pp"] == 0)[:, None] | (schedule != _INTERLEAVED)
+        return crossed(table, runs[pipeline] & in_groups, schedule=schedule, vpp=vpp)
+
+    def _pipeline_runs(self, pp: int, schedule: int, vpp: int) -> bool:
+        """Whether blocks can be split so; without a pipeline one schedule stands for all."""
+        if pp == 1:
+            named = self.pins.get("schedule", SEARCHED_SCHEDULES)
+            return vpp == 1 and (schedule == _1F1B or SCHEDULES[_1F1B] not in named)
+        return (vpp == 1 or pp * vpp <= self.problem.model.layers) and bool(self.stage_counts(pp, vpp))
 
     def _chunks_possible(self, chunks: int) -> bool:
         """Two stages is the shallowest pipeline, and no chunk is empty."""
@@ -245,13 +256,9 @@ class Space:
             # Hybrid sharding: shards inside one scale-up domain, or eight of them; replicas outside.
             inside = np.maximum(span // table["tp"], 1)
             copies = [np.ones_like(ranks), *(self._hybrid(ranks, inside * times, table) for times in (1, 8))]
-        parts = [{**table, "dp_replicate": copy} for copy in copies]
-        return stacked(
-            [
-                kept(part, (part["dp_replicate"] > 0) & (ranks % np.maximum(part["dp_replicate"], 1) == 0))
-                for part in parts
-            ]
-        )
+        counts = np.stack(copies, axis=1)
+        ours, copy = np.nonzero((counts > 0) & (ranks[:, None] % np.maximum(counts, 1) == 0))
+        return {**kept(table, ours), "dp_replicate": counts[ours, copy]}
 
     @staticmethod
     def _hybrid(ranks: Ints, shard: Ints, table: Table) -> Ints:
@@ -316,10 +323,12 @@ class Space:
         alive = np.ones(len(table["tp"]), dtype=bool)
         context = self._context()
         for rule in rules_for(context):
-            try:
-                alive &= rule.holds(cast(Columns, known), context)
-            except NotYetKnownError:
-                continue
+            if rule.id not in self.settled:
+                try:
+                    alive &= rule.holds(cast(Columns, known), context)
+                except NotYetKnownError:
+                    continue
+                self.settled.add(rule.id)
         if alive.any() or not len(alive):
             return kept(table, alive)
         return kept(table, np.unique(np.linspace(0, len(alive) - 1, _REFUSED_SHOWN).astype(int)))

@@ -8,8 +8,12 @@ Ints = np.ndarray
 Table = dict[str, Ints]
 
 
-def crossed(table: Table, **new: Ints) -> Table:
-    """Every row of the table with every row of `new` (whose columns go together)."""
+def crossed(table: Table, where: Ints | None = None, **new: Ints) -> Table:
+    """Every row of the table with every row of `new` (whose columns go together), or those of them that `where`, a
+    mask [rows of the table, rows of `new`], says."""
+    if where is not None:
+        ours, theirs = np.nonzero(where)
+        return {**kept(table, ours), **kept(new, theirs)}
     rows = len(next(iter(table.values())))
     width = len(next(iter(new.values())))
     out = {name: np.repeat(column, width) for name, column in table.items()}
