@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivefold.cluster import load_cluster
+from fivefold.estimate import Kernel
 from fivefold.model import load_model
+from fivefold.search import found as found_module
 from fivefold.search.found import Found, search
-from fivefold.search.front import Front
+from fivefold.search.front import Front, outermost
+from fivefold.search.leaders import DEGREES
 
 CASES = {
     "dense": ("llama-3-8b", 16, 8192, 64, "megatron"),
@@ -19,6 +22,7 @@ CASES = {
     "fsdp": ("mixtral-8x7b", 32, 4096, 64, "torchtitan"),
     "nothing fits": ("llama-3-70b", 8, 8192, 64, "megatron"),
 }
+WANTED = 30
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -27,7 +31,9 @@ def both(request, help_with):
     name, gpus, seq, batch, runtime = CASES[request.param]
     cluster = load_cluster("h100-sxm", gpus=gpus)
     problem = help_with.problem_of(load_model(name), cluster, runtime, seq_len=seq, global_batch=batch)
-    return search(problem, runtime, {}), search(problem, runtime, {}, most=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(found_module, "_PRICED_AT_LEAST", 64)  # so that bounds decide, on spaces as small as these
+        return search(problem, runtime, {}, WANTED), search(problem, runtime, {}, WANTED, most=0)
 
 
 def _front(found: Found) -> tuple[np.ndarray, np.ndarray]:
@@ -51,6 +57,25 @@ def test_the_optimum_and_its_ties_stay(both):
 def test_the_front_stays(both):
     for whole, pruned in zip(*map(_front, both), strict=True):
         assert np.allclose(whole, pruned, rtol=1e-12)
+
+
+def _leaders(found: Found, rows: np.ndarray, seconds: np.ndarray) -> list[float]:
+    """The fastest of each set of degrees, fastest first: as many as were wanted."""
+    degrees = np.stack([getattr(found.columns, name)[rows] for name in DEGREES], axis=1)
+    best: dict[tuple[int, ...], float] = {}
+    for names, time in zip(map(tuple, degrees.tolist()), seconds.tolist(), strict=True):
+        best[names] = min(time, best.get(names, np.inf))
+    return sorted(best.values())[:WANTED]
+
+
+def test_the_fastest_of_the_best_degrees_stay(both):
+    """Beside the price of every layout that fits, each pair of searches found the same sets of degrees."""
+    whole, _ = both
+    fitting = np.concatenate([whole.rows, whole.bounded_rows])
+    kernel = Kernel(whole.problem, whole.columns)
+    expected = _leaders(whole, fitting, kernel.step_seconds(fitting)) if len(fitting) else []
+    for found in both:
+        assert _leaders(found, found.rows, found.seconds) == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_lightest_layout_stays_when_nothing_fits(both):
@@ -90,3 +115,17 @@ def test_a_front_knows_what_it_beats(batches, asked):
         asked, front.beats(*(np.array([point[i] for point in asked], dtype=float) for i in (0, 1))), strict=True
     ):
         assert beaten == any(other[0] < point[0] and other[1] <= point[1] for other in everything)
+
+
+@settings(max_examples=200, deadline=None)
+@given(points=POINTS, wanted=st.integers(0, 12))
+def test_layers_are_peeled_from_the_outside(points, wanted):
+    seconds, reserved = (np.array([point[i] for point in points], dtype=float) for i in (0, 1))
+    found = outermost(seconds, reserved, wanted)
+    assert len(found) == min(wanted, len(points)) == len({*found.tolist()})
+    left = [*range(len(points))]
+    for position in found.tolist():
+        rivals = [points[i] for i in left if i != position]
+        inner = [other for other in rivals if other[0] < points[position][0] and other[1] < points[position][1]]
+        # What beats it in both comes first, in an earlier layer.
+        assert not [other for other in inner if other in [points[i] for i in left if i not in found]]

@@ -45,7 +45,7 @@ def plan_within(
         asked = question_on(gpus)
         while len(done) > 1:  # searches are large; the answer is the last one or the one before
             done.pop(next(iter(done)))
-        done[gpus] = searched(asked.model, asked.cluster, asked.work, asked.runtime, dict(pins))
+        done[gpus] = searched(asked.model, asked.cluster, asked.work, asked.runtime, dict(pins), top)
         return done[gpus].plan(1, explain=False)
 
     start = question_on(node)

@@ -17,7 +17,7 @@ def distinct(fields: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     combinations. fields: integers from 0 on."""
     rows = len(fields[0])
     code, size = np.zeros(rows, dtype=np.int64), 1
-    if rows == 1:
+    if rows <= 1:
         return code, code
     for field in fields:
         width = int(field.max()) + 1

@@ -15,6 +15,7 @@ from fivefold.layout.columns import Columns
 from fivefold.search.advice import batch_notes, changes_that_fit, missing_memory, why_nothing_is_valid
 from fivefold.search.explain import memory_limit, reasons
 from fivefold.search.found import Found, search
+from fivefold.search.leaders import DEGREES
 from fivefold.search.result import Limit, Objective, Plan, Why, budget_of
 from fivefold.search.words import layout_words
 
@@ -96,7 +97,7 @@ def _distinct_degrees(found: Found, ranked: np.ndarray, top: int) -> list[int]:
     out: list[int] = []
     for position in ranked:
         row = int(found.rows[position])
-        degrees = tuple(int(column[row]) for column in (c.tp, c.cp, c.pp, c.ep, c.etp))
+        degrees = tuple(int(getattr(c, name)[row]) for name in DEGREES)
         if degrees not in seen:
             seen.add(degrees)
             out.append(row)

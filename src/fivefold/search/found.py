@@ -16,7 +16,8 @@ from fivefold.estimate.estimate import rule_context
 from fivefold.layout.columns import Columns
 from fivefold.layout.rules import valid_mask
 from fivefold.search.front import Front, outermost
-from fivefold.search.space import MOST_ENUMERATED, Space
+from fivefold.search.leaders import Leaders
+from fivefold.search.space import LISTED, MOST_ENUMERATED, Space
 
 # Layouts priced at least, in order of their bounds, so that the Pareto front sees more than the very fastest.
 _PRICED_AT_LEAST = 20_000
@@ -48,9 +49,15 @@ class Found:
     fitting: int
 
 
-def search(problem: Problem, runtime: str, pins: dict[str, tuple[Any, ...]], most: int = MOST_ENUMERATED) -> Found:
-    """Enumerate, prune and price; see Found, and Space for `most`."""
-    space = Space(problem, pins, runtime, most)
+def search(
+    problem: Problem,
+    runtime: str,
+    pins: dict[str, tuple[Any, ...]],
+    wanted: int = LISTED,
+    most: int = MOST_ENUMERATED,
+) -> Found:
+    """Enumerate, prune and price; see Found, and Space for `wanted` and `most`."""
+    space = Space(problem, pins, runtime, wanted, most)
     candidates = space.columns()
     valid = valid_mask(candidates, rule_context(problem.model, problem.cluster, problem.work, runtime))
     columns = candidates.take(np.flatnonzero(valid))
@@ -64,19 +71,20 @@ def search(problem: Problem, runtime: str, pins: dict[str, tuple[Any, ...]], mos
     reserved = np.concatenate([kernel.peak(part).reserved for part in parts])
     fits = kernel.fits(everyone, reserved)
     fitting, unfit = everyone[fits], everyone[~fits]
-    rows, seconds, weights, bounded = _price(kernel, fitting, reserved[fitting])
+    rows, seconds, weights, bounded = _price(kernel, fitting, reserved[fitting], wanted)
     return Found(
         problem, candidates, searched, columns, rows, seconds, weights, bounded, unfit, reserved[unfit], len(fitting)
     )
 
 
 def _price(
-    kernel: Kernel, fitting: np.ndarray, reserved: np.ndarray
+    kernel: Kernel, fitting: np.ndarray, reserved: np.ndarray, wanted: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(rows fastest first, their seconds and reserved bytes, rows that their bound excluded).
 
     Layouts are priced in the order of their lower bounds, until the next bound lies beyond the best time and all that
-    could tie with it; then those that could still lie on the front of memory and time.
+    could tie with it; then those that could still lie on the front of memory and time, or lead one of the `wanted` sets
+    of degrees.
     """
     bound = kernel.lower_bound(fitting)
     order = np.argsort(bound, kind="stable")
@@ -90,13 +98,18 @@ def _price(
         seconds[take] = kernel.step_seconds(fitting[take])
         best = min(best, float(seconds[take].min()))
         done += len(take)
-    front = Front()
-    front.add(seconds[order[:done]], reserved[order[:done]])
-    left = order[done:]
-    while len(left := left[~front.beats(bound[left], reserved[left])]):
-        take = left[outermost(bound[left], reserved[left], _FRONT_CHUNK)]
-        seconds[take] = kernel.step_seconds(fitting[take])
+    columns = kernel.columns.take(fitting)
+    front, leaders = Front(), Leaders(columns, wanted)
+    take, left = order[:done], order[done:]
+    while len(take):
         front.add(seconds[take], reserved[take])
+        leaders.add(columns.take(take), seconds[take])
+        leading = leaders.may_lead(bound[left], leaders.group[left])
+        keep = leading | ~front.beats(bound[left], reserved[left])
+        left, leading = left[keep], leading[keep]
+        light = outermost(bound[left], reserved[left], _FRONT_CHUNK)
+        take = left[np.union1d(light, np.flatnonzero(leading)[:_FRONT_CHUNK])]
+        seconds[take] = kernel.step_seconds(fitting[take])
         left = left[np.isnan(seconds[left])]
     priced = np.flatnonzero(~np.isnan(seconds))
     # Times that differ by rounding alone are equal, and the lighter layout comes first.

@@ -2,8 +2,9 @@
 
 A base is a layout without its choice of recomputation. With everything recomputed it needs the least memory, and with
 nothing recomputed it takes the least time. So a base is set aside when the first does not fit, or when a layout that
-was priced is no heavier than the first and faster, beyond a tie, than a lower bound on the second. Neither loses the
-optimum, what ties with it, or the front of memory and time.
+was priced is no heavier than the first and faster, beyond a tie, than a lower bound on the second, unless it may hold
+one of the answers (leaders.py). None of this loses the optimum, what ties with it, the front of memory and time, or the
+fastest of the best sets of degrees.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from fivefold.estimate import Kernel, Problem
 from fivefold.layout.columns import ALL_LAYERS, Columns
 from fivefold.layout.layout import RECOMPUTE_KINDS
 from fivefold.search.front import Front
+from fivefold.search.leaders import Leaders
 
 Expand = Callable[[np.ndarray], Columns]
 
@@ -27,29 +29,38 @@ _TRIED = 128  # bases priced in a round: so many of all, and so many over the cl
 _CLASSES = 64
 
 
-def promising(problem: Problem, bases: Columns, expand: Expand) -> np.ndarray:
+def promising(problem: Problem, bases: Columns, expand: Expand, wanted: int) -> np.ndarray:
     """Positions of the bases that can still hold a layout worth pricing; of bases that all do not fit, the lightest.
 
-    expand: from positions of bases to their valid layouts with every choice of recomputation.
+    expand: from positions of bases to their valid layouts with every choice of recomputation. wanted: how many sets of
+    degrees will be listed.
     """
     lightest = _in_chunks(Kernel(problem, _recomputing(bases, _FULL)), _reserved)
     left = np.flatnonzero(lightest <= problem.cluster.gpu.memory_bytes)
     if not len(left):
         return np.argsort(lightest, kind="stable")[:_TRIED]
-    bound = _in_chunks(Kernel(problem, _recomputing(bases.take(left), _NONE)), Kernel.lower_bound)
+    fitting = bases.take(left)
+    bound = _in_chunks(Kernel(problem, _recomputing(fitting, _NONE)), Kernel.lower_bound)
     lightest = lightest[left]
-    front = Front()
-    tried = np.zeros(len(left), dtype=bool)
+    front, leaders = Front(), Leaders(fitting, wanted)
+    group, tried = leaders.group, np.zeros(len(left), dtype=bool)
     tie = 1 + problem.runtime.tie_spread
     for _ in range(_ROUNDS):
         untried = np.flatnonzero(~tried)
-        take = untried[_along_the_front(bound[untried], lightest[untried])]
+        take = untried[
+            np.union1d(
+                _along_the_front(bound[untried], lightest[untried]),
+                _first_of_groups(bound[untried], group[untried], wanted),
+            )
+        ]
         if not len(take):
             break
         tried[take] = True
-        front.add(*_priced(problem, expand(left[take])))
-        keep = ~front.beats(bound / tie, lightest)
-        left, bound, lightest, tried = left[keep], bound[keep], lightest[keep], tried[keep]
+        columns, seconds, reserved = _priced(problem, expand(left[take]))
+        front.add(seconds, reserved)
+        leaders.add(columns, seconds)
+        keep = ~front.beats(bound / tie, lightest) | leaders.may_lead(bound, group)
+        left, bound, lightest, group, tried = left[keep], bound[keep], lightest[keep], group[keep], tried[keep]
     return np.sort(left)
 
 
@@ -61,15 +72,22 @@ def _along_the_front(bound: np.ndarray, lightest: np.ndarray) -> np.ndarray:
     return np.unique(np.concatenate([np.argsort(bound, kind="stable")[:_TRIED], *picks]))
 
 
-def _priced(problem: Problem, columns: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """(seconds, reserved bytes) of the layouts that fit."""
+def _first_of_groups(bound: np.ndarray, group: np.ndarray, wanted: int) -> np.ndarray:
+    """Positions of the fastest by their bounds of each group, of the fastest groups only: twice the wanted ones."""
+    order = np.argsort(bound, kind="stable")
+    _, first = np.unique(group[order], return_index=True)
+    return order[np.sort(first)[: 2 * wanted]]
+
+
+def _priced(problem: Problem, columns: Columns) -> tuple[Columns, np.ndarray, np.ndarray]:
+    """(the layouts that fit, their seconds, their reserved bytes)."""
     if not len(columns):
-        return np.zeros(0), np.zeros(0)
+        return columns, np.zeros(0), np.zeros(0)
     kernel = Kernel(problem, columns)
     rows = np.arange(len(columns))
     reserved = kernel.peak(rows).reserved
     rows = rows[kernel.fits(rows, reserved)]
-    return kernel.step_seconds(rows) if len(rows) else np.zeros(0), reserved[rows]
+    return columns.take(rows), kernel.step_seconds(rows) if len(rows) else np.zeros(0), reserved[rows]
 
 
 def _in_chunks(kernel: Kernel, measure: Callable[[Kernel, np.ndarray], np.ndarray]) -> np.ndarray:

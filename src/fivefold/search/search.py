@@ -21,6 +21,7 @@ from fivefold.search.answer import answer
 from fivefold.search.found import Found, search
 from fivefold.search.pins import checked_pins
 from fivefold.search.result import Objective, Plan
+from fivefold.search.space import LISTED
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
@@ -30,7 +31,7 @@ def plan(
     cluster: Cluster,
     work: Workload,
     runtime: str = "megatron",
-    top: int = 5,
+    top: int = LISTED,
     pins: dict[str, Any] | None = None,
     objective: Objective = "tokens_per_s",
     explain: bool = True,
@@ -53,7 +54,7 @@ def plan(
     checked = checked_pins(pins)
     if objective == "gpus":
         problem = _fewest_gpus(problem, runtime, checked)
-    found = search(problem, runtime, checked)
+    found = search(problem, runtime, checked, top)
     return answer(found, runtime, top, objective, checked, explain, start)
 
 
@@ -73,15 +74,20 @@ class Searched:
 
 
 def searched(
-    model: ModelSpec, cluster: Cluster, work: Workload, runtime: str, pins: dict[str, Any] | None = None
+    model: ModelSpec,
+    cluster: Cluster,
+    work: Workload,
+    runtime: str,
+    pins: dict[str, Any] | None = None,
+    top: int = LISTED,
 ) -> Searched:
-    """The search of `plan` without its answer yet. Raises FivefoldError as plan does."""
+    """The search of `plan` without its answer yet, which lists at most `top`. Raises FivefoldError as plan does."""
     start = perf_counter()
     check_inputs(model, cluster, work)
     problem = Problem(model, cluster, work, load_runtime(runtime))
     check_host(problem)
     checked = checked_pins(pins)
-    return Searched(search(problem, runtime, checked), runtime, checked, perf_counter() - start)
+    return Searched(search(problem, runtime, checked, top), runtime, checked, perf_counter() - start)
 
 
 def _fewest_gpus(problem: Problem, runtime: str, pins: dict[str, tuple[Any, ...]]) -> Problem:

@@ -29,6 +29,7 @@ from fivefold.search.table import Ints, Known, NotYetKnownError, Table, crossed,
 _LARGEST_MICRO_BATCH = 64
 _MOST_TOKENS = 131_072  # of a micro-batch on one rank
 MOST_ENUMERATED = 1_500_000
+LISTED = 5  # sets of degrees that a plan names unless it is asked for more
 _REFUSED_SHOWN = 2000  # candidates kept when every one is refused
 _FULL, _SELECTIVE = RECOMPUTE_KINDS.index("full"), RECOMPUTE_KINDS.index("selective")
 _1F1B, _INTERLEAVED = (SCHEDULES.index(name) for name in ("1f1b", "interleaved"))
@@ -59,14 +60,16 @@ def _runs(schedule: Any, chunks: int) -> bool:
 class Space:
     """The values that are searched, by option; a pinned option has only the user's.
 
-    runtime: as the user names it, with its version; the problem's profile by default. most: candidates from which on
-    combinations are set aside before recomputation is enumerated. set_aside: how many candidates that left out.
+    runtime: as the user names it, with its version; the problem's profile by default. wanted: sets of degrees that will
+    be listed. most: candidates from which on combinations are set aside before recomputation is enumerated. set_aside:
+    how many candidates that left out.
     settled: ids of the rules that the table obeys, as the options that they ask for were known at an earlier step.
     """
 
     problem: Problem
     pins: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     runtime: str = ""
+    wanted: int = LISTED
     most: int = MOST_ENUMERATED
     set_aside: int = 0
     settled: set[str] = field(default_factory=set)
@@ -101,7 +104,7 @@ class Space:
             columns = self._built(self._recompute(kept(table, positions)))
             return columns.take(np.flatnonzero(valid_mask(columns, self._context())))
 
-        hopeful = promising(self.problem, self._built(table), expand)
+        hopeful = promising(self.problem, self._built(table), expand, self.wanted)
         self.set_aside = self._count_recomputed(table) - self._count_recomputed(kept(table, hopeful))
         return kept(table, hopeful)
 
