@@ -198,7 +198,7 @@ def _nothing_fits(
 
     def fits(changed: Problem) -> bool:
         try:
-            return bool(search(changed, runtime, pins).fitting)
+            return bool(search(changed, runtime, pins, most=0).fitting)
         except FivefoldError:
             return False
 

@@ -98,7 +98,7 @@ def _fewest_gpus(problem: Problem, runtime: str, pins: dict[str, tuple[Any, ...]
     for gpus in counts:
         smaller = with_gpus(problem, gpus)
         try:
-            found = search(smaller, runtime, pins)
+            found = search(smaller, runtime, pins, most=0)
         except FivefoldError:
             continue
         if len(found.rows):
