@@ -56,6 +56,8 @@ def plan_within(
         return question_on(found), msgspec.structs.replace(answer, counts=rows)
     largest = max(rows, key=lambda row: (row.seconds is not None, row.gpus)).gpus
     answer = plan_at(largest)
+    if not answer.plans:
+        answer = done[largest].plan(1, explain=True)
     return question_on(largest), msgspec.structs.replace(
         answer,
         plans=(),

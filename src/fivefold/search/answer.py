@@ -32,14 +32,16 @@ def answer(
     pins: dict[str, tuple[Any, ...]],
     explain: bool,
     start: float,
+    advise: bool = True,
 ) -> Plan:
     """The Plan of a search. top: how many layouts with other degrees. pins: as checked. explain: also the reasons for
-    the first. start: when the question was asked, in perf_counter's seconds."""
+    the first. advise: also what would help where nothing fits, for which changed problems are searched. start: when the
+    question was asked, in perf_counter's seconds."""
     problem = found.problem
     rows = _distinct_degrees(found, _ranked(found, objective), top)
     chosen = [_estimate(found, runtime, row) for row in rows]
     plans, pareto = _with_pareto(found, runtime, chosen, [at for at, row in enumerate(rows) if not _beaten(found, row)])
-    nearest, advice = (None, ()) if plans else _nothing_fits(found, runtime, pins)
+    nearest, advice = (None, ()) if plans or not advise else _nothing_fits(found, runtime, pins)
     why = _why(found, runtime, rows[0], plans) if plans and explain else None
     return Plan(
         searched=found.searched,

@@ -68,9 +68,9 @@ class Searched:
     seconds: float
 
     def plan(self, top: int, *, explain: bool) -> Plan:
-        """The plan for most tokens per second."""
+        """The plan for most tokens per second. explain: with reasons, and with advice where nothing fits."""
         start = perf_counter() - self.seconds
-        return answer(self.found, self.runtime, top, "tokens_per_s", self.pins, explain, start)
+        return answer(self.found, self.runtime, top, "tokens_per_s", self.pins, explain, start, advise=explain)
 
 
 def searched(
