@@ -50,6 +50,7 @@ _PROFILE: tuple[tuple[str, str, float | bool], ...] = (
     ("op_host_s", "s", 0.0),
     ("group_launch_host_s", "s", 0.0),
     ("dispatch_host_s", "s", 0.0),
+    ("unpack_host_s", "s", 0.0),
     ("registered_buffers", "switch", False),
     ("expert_extras_apart", "switch", False),
     ("experts_padded", "switch", False),

@@ -51,6 +51,17 @@ def test_replicas_without_zero_hold_buckets(small):
         assert k.rank_memory(ONE)["buffers"] == pytest.approx(bucket * dense)
 
 
+def test_gathered_parameters_are_laid_out_by_rank_and_tensor(small):
+    """Two norms and four products a block, the embedding, the final norm and the projection, of 16 ranks each."""
+    tensors = 6 * small["llama"].layers + 3
+    for zero, gpus, seconds in ((1, 16, 16e-3 * tensors), (1, 8, 8e-3 * tensors), (0, 16, 0.0), (1, 1, 0.0)):
+        slow, fast = (
+            kernel(small["llama"], Layout(zero=zero), gpus, "nanotron", unpack_host_s=each) for each in (1e-3, 0.0)
+        )
+        assert slow.step_seconds(ONE)[0] - fast.step_seconds(ONE)[0] == pytest.approx(seconds)
+    assert load_runtime("nanotron").unpack_host_s > 0 == load_runtime("megatron").unpack_host_s
+
+
 def test_clipping_whole_gradients_moves_them_three_times(small):
     """The norm reads its shard (4 bytes a parameter of 16 ranks'), or all (4) and the clipping reads and writes (8)."""
     shard, whole = (kernel(small["llama"], Layout(), whole_clip_bytes=each) for each in (0, 12))
@@ -212,6 +223,11 @@ def test_a_slower_host_takes_longer_for_all_it_does(small):
     own, slow = (Kernel(Problem(small["mixtral"], node, work, counts), columns) for node in nodes)
     assert np.all(slow.pass_seconds(ONE)[0] == pytest.approx(own.pass_seconds(ONE)[0], rel=1e-6))
     free = replace(profile, launch_host_s=0.0)
+    laid_out = replace(free, step_overhead_s=0.0, unpack_host_s=0.01)
+    own, slow = (Kernel(Problem(small["mixtral"], node, work, laid_out), columns) for node in nodes)
+    longer = slow.exposed_reduction_seconds(ONE) - own.exposed_reduction_seconds(ONE)
+    none = Kernel(Problem(small["mixtral"], nodes[0], work, free), columns).exposed_reduction_seconds(ONE)
+    assert longer == pytest.approx(0.5 * (own.exposed_reduction_seconds(ONE) - none))
     own, slow = (Kernel(Problem(small["mixtral"], node, work, free), columns) for node in nodes)
     assert float((slow.step_seconds(ONE) - own.step_seconds(ONE))[0]) == pytest.approx(0.25)
     assert float((slow.lower_bound(ONE) - own.lower_bound(ONE))[0]) == pytest.approx(0.25)

@@ -17,7 +17,7 @@ import fivefold as ff
 from fivefold.cluster.calibration import CONSTANTS, Calibration, Constant, Fit, load_calibration
 from fivefold.errors import FivefoldError
 from fivefold.estimate import interval
-from fivefold.estimate.calibrated import calibrated
+from fivefold.estimate.calibrated import apply, calibrated
 from fivefold.estimate.problem import Problem
 from fivefold.measure import fitting, shipped_runs, validate
 from fivefold.measure.calibrate import calibrate
@@ -251,6 +251,8 @@ def test_it_is_applied_once():
     for name in ("launch_host_s", "group_launch_host_s", "dispatch_host_s"):
         assert getattr(once.runtime, name) == pytest.approx(1.5 * getattr(problem.runtime, name))
         assert getattr(problem.runtime, name) > 0
+    profile = replace(load_runtime("nanotron"), unpack_host_s=1.0)
+    assert apply(cluster, profile, factors)[1].unpack_host_s == 1.5
 
 
 def test_another_gpu_or_runtime_is_refused_with_what_there_is():

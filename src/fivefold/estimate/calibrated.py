@@ -54,6 +54,7 @@ def apply(cluster: Cluster, runtime: Profile, factors: Mapping[Constant, float])
         op_host_s=runtime.op_host_s * of("launch"),
         group_launch_host_s=runtime.group_launch_host_s * of("launch"),
         dispatch_host_s=runtime.dispatch_host_s * of("launch"),
+        unpack_host_s=runtime.unpack_host_s * of("launch"),
     )
     return replace(cluster, links=links, compute=compute), profile
 

@@ -134,8 +134,18 @@ class Kernel(HostModel):
             hidden = np.maximum(tail - late, 0)
             hidden = hidden + unhidden(np.maximum(seconds - np.maximum(tail, late), 0), turns * passing)
             exposed = exposed + np.where((overlapped & beside)[:, None], hidden, at_once)
+        if self.problem.runtime.unpack_host_s:
+            exposed = exposed + self._unpacking_seconds(rows)
         worst = (exposed * table.exists[plan]).max(axis=1)
         return np.where(by_unit, self._ends_of_step(rows), worst) if by_unit.any() else worst
+
+    def _unpacking_seconds(self, rows: np.ndarray) -> np.ndarray:
+        """Host seconds to lay out the parameters that ranks gathered after an update, [n, C]."""
+        each = self.problem.runtime.unpack_host_s * self.problem.cluster.host_work_ratio
+        ranks = np.where(self.columns.dp_shard[rows] > 1, self.columns.dp_shard[rows], 0)
+        tensors = np.array([len(ledger.weights) for ledger in self.ledgers])
+        tensors[self.blocks + 1] += not self.problem.model.tied_embeddings
+        return each * ranks[:, None] * (self.table.count[self.plan[rows]] @ tensors)
 
     def _forward_before(self, rows: np.ndarray) -> np.ndarray:
         """Seconds of one forward through the first chunks of the ranks before each, by which its first starts later,

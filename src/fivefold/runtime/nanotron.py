@@ -41,6 +41,7 @@ PROFILE = replace(
     tp_overlap_hidden=0.5,
     ep_overlap_hidden=0.0,
     launch_host_s=0.643e-4,
+    unpack_host_s=1e-5,
     time_spread=0.065,
     sources={
         **MEGATRON.sources,
@@ -88,6 +89,11 @@ PROFILE = replace(
         "states_fragment": (
             "nanotron optim/gradient_accumulator.py: masters and gradients are one flat buffer each, allocated before "
             "the first step and never freed; PyTorch's allocator gives large buffers segments of their own"
+        ),
+        "unpack_host_s": (
+            "nanotron optim/zero.py, _all_gather_params, and distributed.py, all_gather_coalesced: every rank's slice "
+            "of every tensor is cut, flattened and copied back by a kernel of its own. Python's part of it took 4 us "
+            "on the CPU of a desktop's pace, a launch as much again (from memory), a cloud's host a quarter longer"
         ),
         "launch_host_s": "as deepspeed: modules of plain PyTorch",
         "time_spread": "as megatron",

@@ -143,6 +143,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     group_launch_host_s: the same for each further group of a grouped product, which is launched group by group.
     dispatch_host_s: the same for what a layer of experts does beside its operations in each pass: tokens counted by
         expert and rank, the counts read back, which the host waits for; of any host, as its source says.
+    unpack_host_s: the same for each tensor and each rank that shards states, where parameters that were gathered after
+        the update are laid out rank by rank and tensor by tensor; 0: they are gathered where they belong.
     time_spread: half-width of the 80% interval of a dense model's step time, relative, beside what the step spends on
         owners that are less sure (fivefold.estimate.doubt).
     tie_spread: median error of the ratio of two layouts' times on one problem; errors that both share cancel. Layouts
@@ -234,6 +236,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     op_host_s: float = 0.0
     group_launch_host_s: float = 0.0
     dispatch_host_s: float = 0.0
+    unpack_host_s: float = 0.0
     time_spread: float
     tie_spread: float
     sources: dict[str, str]
