@@ -26,6 +26,7 @@ PROFILE = Profile(
     head_wgrad_placeholder=True,
     quantised_gathers=True,
     loss_bytes_per_logit=6,
+    loss_moved_bytes=(38, 14),
     workspace_bytes=60 * _MIB,
     context_bytes=640 * _MIB,
     nccl_bytes_per_group=128 * _MIB,
@@ -70,6 +71,11 @@ PROFILE = Profile(
             "a row-parallel one's incoming gradient, are cast first, then gathered"
         ),
         "loss_bytes_per_logit": "Megatron-Core vocab-parallel cross-entropy: bf16 logits and an fp32 copy",
+        "loss_moved_bytes": (
+            "Megatron-Core tensor_parallel/cross_entropy.py, read at 00611e6eeb: one fp32 kernel each for cast (6), "
+            "maximum (4), subtraction (8), exponential (8), sum (4) and division (8); scaling (8) and cast (6) "
+            "backward. --cross-entropy-loss-fusion is off by default"
+        ),
         "workspace_bytes": (
             "fit: constant left over in the single-node B200 allocations of published Megatron-LM runs "
             "(llama3-70b-12L and llama3-405b-4L, 8 layouts)"

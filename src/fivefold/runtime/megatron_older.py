@@ -38,7 +38,6 @@ ERA_2023 = replace(
     head_wgrad_placeholder=False,
     precisions=("bf16", "fp16"),
     loss_bytes_per_logit=10,
-    loss_moved_bytes=(30, 14),
     tp_overlap_hidden=0.0,
     sources={
         **ERA_2024.sources,
@@ -47,7 +46,6 @@ ERA_2023 = replace(
         "fp8_saves_inputs": "from memory: fp8 needed Transformer Engine's whole layers, which are not modelled here",
         "fused_glu": f"{_CHANGELOG}: fused SwiGLU came with 0.5",
         "loss_bytes_per_logit": "from memory: 16-bit logits, fp32 copy, and the copy less its row's maximum",
-        "loss_moved_bytes": "from memory: as today with one more fp32 tensor written and read",
         "tp_overlap_hidden": "no such switch (from memory)",
     },
 )

@@ -17,6 +17,7 @@ _XLA = {
     "op_host_s": 0.0,
     "group_launch_host_s": 0.0,
     "dispatch_host_s": 0.0,
+    "unpack_host_s": 0.0,
     "expert_extras_apart": False,
     "experts_padded": False,
     "stretched_rotary_apart": False,
