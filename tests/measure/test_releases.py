@@ -6,9 +6,13 @@ import msgspec
 import pytest
 from published import RUNS, changed, experts
 
+from fivefold.layout import Layout
+from fivefold.layout.layout import CpKind
+from fivefold.layout.rules import Context, violations
 from fivefold.measure import convert
+from fivefold.measure.frameworks.profiles import EXCHANGES_HEADS
 from fivefold.measure.predict import choose, predict
-from fivefold.runtime import load_runtime
+from fivefold.runtime import load_runtime, runtimes
 
 SIZES = ("ffn", "heads", "kv_heads", "head_dim", "vocab", "gated_mlp", "tied_embeddings", "params_b")
 _SCALINGS = ("rowwise", "tensorwise")
@@ -393,3 +397,21 @@ def test_recipes_for_mixtures_overlap_no_tensor_parallelism():
         assert convert(changed("simumax-0001", framework=framework, **row)).layout.overlap.tp is overlaps
     dense = {"framework": "Megatron-Bridge", "overlap": None}
     assert convert(changed("simumax-0002", **dense)).layout.overlap.tp
+
+
+def test_heads_are_exchanged_where_the_rules_refuse_a_ring():
+    case = convert(changed("simumax-0002"))
+
+    def starts(runtime: str, kind: CpKind) -> bool:
+        context = Context(
+            model=case.model, cluster_gpus=8, gpus_per_node=8, scale_up_size=8, work=case.work, runtime=runtime
+        )
+        return not violations(Layout(cp=2, cp_kind=kind, zero=max(load_runtime(runtime).zero_stages)), context)
+
+    assert {name for name in runtimes() if starts(name, "a2a") and not starts(name, "p2p")} == EXCHANGES_HEADS
+
+
+@pytest.mark.parametrize(("framework", "pp", "zero"), [("torchtitan", 1, 3), ("torchtitan", 2, 2), ("MaxText", 2, 3)])
+def test_torchtitan_keeps_what_it_gathered_in_a_pipeline(framework, pp, zero):
+    case = convert(changed("simumax-0002", framework=framework, zero=None, pp=pp, tp=2, dp=None))
+    assert case.layout.zero == zero

@@ -58,6 +58,8 @@ def test_memory_is_binary_only_where_it_says_so():
     # nanotron's log counts in GiB, of what was reserved.
     nanotron = Run(id="a-1", peak_mem_gb=2.0, mem_kind="unknown", framework="nanotron v0.5")
     assert (nanotron.measured_bytes, nanotron.memory_kind) == (2 << 30, "reserved")
+    picotron = Run(id="a-1", peak_mem_gb=2.0, mem_kind="unknown", framework="Picotron")
+    assert (picotron.measured_bytes, picotron.memory_kind) == (2_000_000_000, "unknown")
 
 
 def test_other_columns_are_counted_as_unused(tmp_path):

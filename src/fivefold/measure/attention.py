@@ -15,8 +15,6 @@ _MOST_UNFUSED_KEYS = 4096
 _WITHOUT = denied(r"(?:flash|fused)(?:[ -]?att\w*)?")
 _MATERIALISED = re.compile(r"\b(?:eager|naive|math|standard|vanilla)\b|^torch$")
 _FUSED = re.compile(r"flash|fused|sdpa|triton|xformers|memory[- ]efficient|cudnn|splash|\bfa-?[1-4]\b")
-# Profiles of PyTorch's own attention, which has a kernel for GPUs without a flash kernel.
-_PYTORCH = ("torchtitan", "fsdp", "fsdp1")
 
 
 def is_unfused(run: Run, line: Framework, *, flash: bool = True) -> tuple[bool, bool]:
@@ -35,7 +33,7 @@ def is_unfused(run: Run, line: Framework, *, flash: bool = True) -> tuple[bool, 
         return False, True
     if (run.seq or 0) > _MOST_UNFUSED_KEYS:
         return False, False
-    if not flash and line.sharded not in _PYTORCH:
+    if not flash and not line.pytorch:
         return True, False
     return bool(line.unfused_until) and dated(run) < line.unfused_until, False
 

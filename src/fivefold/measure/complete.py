@@ -76,7 +76,7 @@ def _with_missing_axis(run: Run, assumed: set[str]) -> Run:
 
 def _shards_without_pipeline(run: Run) -> bool:
     line = framework_of(run)
-    return zero_of(run, line)[0] >= 2 and line.runtime == "deepspeed"
+    return zero_of(run, line)[0] >= 2 and line.shards_without_pipeline
 
 
 def _usual_seq(run: Run) -> int:

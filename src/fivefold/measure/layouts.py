@@ -9,6 +9,7 @@ from fivefold.layout import Layout, Recompute, split_policy
 from fivefold.layout.layout import RECOMPUTE_MODULES, Overlap, RecomputeModule
 from fivefold.layout.workload import QUANTISED
 from fivefold.measure.frameworks import Framework
+from fivefold.measure.frameworks.profiles import KEEPS_GATHERED_IN_PIPELINES
 from fivefold.measure.policies import stated_policy
 from fivefold.measure.recipes import options_of
 from fivefold.measure.runs import Run
@@ -77,11 +78,10 @@ def _that_hold(experts: dict[str, int], groups: tuple[int, ...], ranks: int) -> 
 
 
 def _stage(zero: int, pp: int, runtime: str) -> int:
-    """The profile's stage that a published one is: replicas where it shards nothing fully, and with a pipeline
-    torchtitan keeps what it has gathered (fsdp_reshard_after_forward's default), as ZeRO-2 does."""
+    """The profile's stage that a published one is: of one that shards nothing fully at most 1, of others at least 2."""
     if load_runtime(runtime).sharding != "fully_sharded":
         return min(zero, 1)
-    return 2 if runtime == "torchtitan" and pp > 1 else max(zero, 2)
+    return 2 if pp > 1 and runtime in KEEPS_GATHERED_IN_PIPELINES else max(zero, 2)
 
 
 def _chunks(run: Run, pp: int, model: ModelSpec, line: Framework, assumed: set[str]) -> int:

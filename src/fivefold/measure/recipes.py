@@ -15,8 +15,6 @@ from fivefold.runtime import load_runtime
 # Shares of a block's launches that a CUDA graph of a module replays (from the ledger's operations of a Llama block and
 # of one with experts); a graph of the whole iteration, or one without a scope, replays all.
 _GRAPHED = (("attn", 0.3), ("mlp", 0.35), ("moe_router", 0.1), ("moe_preprocess", 0.1), ("moe", 0.5))
-# PyTorch's own RMS norm became one kernel with 2.9 (from memory).
-_FUSED_RMS_NORM = "2025-10"
 # torchtitan compiles the loss too since (components/loss.py; the date is from memory): kernels that read 16-bit logits
 # and write their gradient.
 _LOSS_COMPILED = "2025-03"
@@ -44,11 +42,6 @@ _WHOLE_BLOCKS = "cuda_graph_impl=local"
 # A compiler makes one kernel of a chain of operations that go element by element; the sum of an input's gradients is
 # part of the norm's or the copy's that reads it.
 _COMPILED_CHAINS = {"unfused_norms": False, "fused_glu": True, "input_gradient_bytes": 2.0}
-# torchtitan's main branch at the latest (runtime/torchtitan.py, MAIN), and PyTorch 2.11 (the month from memory).
-_TORCHTITAN_CUDNN, _PYTORCH_CUDNN, _UNDATED = "2026-03", "2026-04", "9998"
-_CUDNN_ATTENTION = {"attention_kernels": ("cudnn", "fa2"), "repeats_keys_and_values": False}
-# torchtitan's AdamW became one kernel with its pull request 881.
-_FUSED_UPDATE = "2025-03"
 _COMPILED_LOSS = {"loss_bytes_per_logit": 4, "loss_moved_bytes": (4.0, 4.0)}
 # Megatron-Core's own fused cross-entropy under torch.compile: what is written in place and reduced over in one graph
 # becomes an fp32 tensor of its own and is copied back (a note in core/fusions/fused_cross_entropy.py, 0cb4a9c817, which
@@ -58,7 +51,7 @@ _NATIVE_FUSED_LOSS = {"loss_bytes_per_logit": 10}
 
 def changes_of(run: Run, line: Framework) -> dict[str, Any]:
     """Of the profile: what the framework's recipes set otherwise, and launches that CUDA graphs replay."""
-    parts = (_by_release, _by_scaling, _by_policy, _by_update, _by_attention)
+    parts = (_by_era, _by_release, _by_scaling, _by_policy)
     return {name: value for part in parts for name, value in part(run, line).items()}
 
 
@@ -67,15 +60,15 @@ def _by_policy(run: Run, line: Framework) -> dict[str, Any]:
     return {} if kept is None else {"checkpoint_keeps": kept}
 
 
-def _is_pytorch(line: Framework) -> bool:
-    """Whether its blocks are PyTorch's own, which compile and quantise as a row asks."""
-    return line.runtime == "torchtitan" or line.sharded in ("fsdp", "fsdp1")
+def _by_era(run: Run, line: Framework) -> dict[str, Any]:
+    month = dated(run)
+    return {name: value for era in line.eras if era.since <= month < era.until for name, value in era.changes.items()}
 
 
 def _is_compiled(run: Run, line: Framework) -> bool:
     """Whether a row's blocks are compiled. torchtitan refuses asynchronous tensor parallelism without (llama3/infra/
     parallelize.py), and torchao's 8-bit layers are made for it ("requires torch.compile to be fast", from memory)."""
-    if not _is_pytorch(line):
+    if not line.pytorch:
         return False
     if re.search("compile|thunder", f"{run.framework} {run.notes} {run.overlap}", re.IGNORECASE):
         return True
@@ -86,26 +79,9 @@ def _is_compiled(run: Run, line: Framework) -> bool:
 def _by_scaling(run: Run, line: Framework) -> dict[str, Any]:
     """torchao's row-wise recipes: whoever asks for them gets PyTorch's plain tensor parallelism (torchtitan
     llama3/infra/parallelize.py, read at 018740b7aa)."""
-    if _is_pytorch(line) and re.search(r"row-?wise", run.precision or "", re.IGNORECASE):
+    if line.pytorch and re.search(r"row-?wise", run.precision or "", re.IGNORECASE):
         return {"scaled_by_row": True, "quantised_gathers": False, "quantised_parameters": False}
     return {}
-
-
-def _by_update(run: Run, line: Framework) -> dict[str, Any]:
-    if line.runtime == "torchtitan" and not line.stands_in and dated(run) < _FUSED_UPDATE:
-        return {"adamw_update_bytes": load_runtime("fsdp").adamw_update_bytes}
-    return {}
-
-
-def _by_attention(run: Run, line: Framework) -> dict[str, Any]:
-    """Which kernel PyTorch's own attention was, and whether keys and values were copied for it; a row without a date is
-    taken to be of before cuDNN's."""
-    if not _is_pytorch(line) or line.stands_in:
-        return {}
-    month = dated(run)
-    if line.runtime == "torchtitan":
-        return _CUDNN_ATTENTION if _TORCHTITAN_CUDNN <= month < _UNDATED else {}
-    return {} if _PYTORCH_CUDNN <= month < _UNDATED else {"attention_kernels": ("fa2",)}
 
 
 def _by_release(run: Run, line: Framework) -> dict[str, Any]:
@@ -116,8 +92,6 @@ def _by_release(run: Run, line: Framework) -> dict[str, Any]:
         # Traced, a collective is waited for where it starts, and Inductor does not move it (PyTorch 2.13,
         # _functional_collectives.py _maybe_wrap_tensor and _inductor/config.py reorder_for_compute_comm_overlap).
         return {**line.changes, **loss, **_COMPILED_CHAINS, "ring_waits": True}
-    if line.runtime == "torchtitan" and not line.stands_in and dated(run) < _FUSED_RMS_NORM:
-        return {**line.changes, "unfused_norms": True}
     options = options_of(run, line)
     sent_once = re.search(r"moe_flex_dispatcher_backend=(deepep|hybridep)", options)
     old = is_before_te(run, line)

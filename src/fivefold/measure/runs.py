@@ -19,6 +19,7 @@ import msgspec
 
 from fivefold.errors import FivefoldError
 from fivefold.measure.cells import kinds, mistake, value
+from fivefold.measure.frameworks import line_of
 
 MAX_FILE_BYTES = 64 << 20
 MAX_ROWS = 100_000
@@ -26,10 +27,6 @@ MAX_CELL = 20_000  # characters
 # What is matched against patterns of several words: the time that takes may grow with a power of the length.
 MAX_WORDS = 1_000
 _IN_WORDS = ("framework", "model", "arch", "gpu", "interconnect", "precision", "recompute", "attention")
-# nanotron's benchmark mode logs max_memory_allocated and max_memory_reserved over 1024**3 as "GB" (helpers.py,
-# log_throughput). Its published table does not say which it shows. That two of its rows, alike but for 16 and 32
-# replicas without ZeRO, differ by 5% is what segments do and allocations cannot.
-_LOGS_RESERVED_GIB = ("nanotron",)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,7 +156,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _logs_reserved_gib(self) -> bool:
-        return (self.framework or "").lower().startswith(_LOGS_RESERVED_GIB)
+        return line_of((self.framework or "").lower()).logs_reserved_gib
 
 
 def source_of(name: str) -> str:

@@ -11,6 +11,7 @@ from fivefold.measure.frameworks import Framework, line_of
 from fivefold.measure.runs import Run
 from fivefold.measure.spellings import usual_name, zero_in_name, zero_in_notes
 from fivefold.measure.words import precision_in_words, trains_adapters
+from fivefold.runtime import load_runtime
 
 # Transformer Engine's modules came to Megatron-LM at the end of 2022 (from memory).
 _TRANSFORMER_ENGINE = "2022-12"
@@ -19,12 +20,11 @@ _TPU = re.compile(r"tpu|\bv\d[epx]|\bv\d-\d|trillium|ironwood", re.IGNORECASE)
 
 def framework_of(run: Run) -> Framework:
     """The line of a row's framework, by its usual name or by another spelling; OTHER where none is known."""
-    name = usual_name(run.framework or "", run.notes or "")
-    if name == "deepspeed" and (run.tp or 1) * (run.pp or 1) > 1:  # whose 3D parallelism is Megatron's
-        name = "megatron-deepspeed"
-    if name == "nemo" and dated(run) < _TRANSFORMER_ENGINE:  # Megatron-LM's layers, by way of Apex (from memory)
-        name = "megatron"
-    line = line_of(name)
+    line = line_of(usual_name(run.framework or "", run.notes or ""))
+    if line.split_as and (run.tp or 1) * (run.pp or 1) > 1:
+        line = line_of(line.split_as)
+    if line.older_as and dated(run) < _TRANSFORMER_ENGINE:
+        line = line_of(line.older_as)
     kind, _ = precision_of(run, line)
     half = kind == "fp16" and dated(run) < line.since
     changes = line.quantised if kind in QUANTISED else line.half if half else {}
@@ -46,6 +46,14 @@ def is_before_te(run: Run, line: Framework) -> bool:
     return bool(line.before_te) and dated(run) < _TRANSFORMER_ENGINE
 
 
+def _scatters_sums(line: Framework) -> bool:
+    """Whether each rank of a distributed optimizer gets the sums of its own shard's gradients alone."""
+    profile = load_runtime(line.runtime)
+    return profile.sharding == "distributed_optimizer" and not (
+        profile.sharded_reduced_at_once or profile.bf16_all_reduces
+    )
+
+
 def zero_of(run: Run, line: Framework) -> tuple[int, bool]:
     """(ZeRO stage, whether it is stated).
 
@@ -54,17 +62,17 @@ def zero_of(run: Run, line: Framework) -> tuple[int, bool]:
     less (DeepSpeed refuses it).
     """
     named = min(run.zero, 3) if run.zero is not None else zero_in_name(run.framework or "")
-    if named is None and line.zero == 3 and line.runtime == "deepspeed":  # whose configuration files say the stage
+    if named is None and line.stage_in_notes:
         named = zero_in_notes(run.notes or "")
     if named is not None:
-        whole = line.zero < 2 and (line.runtime == "megatron" or (run.pp or 1) > 1)
+        whole = line.zero < 2 and (_scatters_sums(line) or (run.pp or 1) > 1)
         return (1 if named == 2 and whole else named), True
     if run.dist_opt is not None and line.zero < 2:
         return run.dist_opt, True
     if is_before_te(run, line):
         return 0, False
-    if line.zero > 1 and line.runtime != line.sharded and (run.pp or 1) > 1:
-        return 1, False  # DeepSpeed and FSDP1 refuse to shard gradients or parameters behind a pipeline
+    if line.zero > 1 and line.shards_without_pipeline and (run.pp or 1) > 1:
+        return 1, False
     return line.zero, False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from fivefold.layout.workload import Offload
+from fivefold.measure.frameworks.profiles import EXCHANGES_HEADS
 from fivefold.measure.runs import Run
 from fivefold.runtime import load_runtime
 
@@ -106,10 +107,10 @@ def offloaded(run: Run) -> Offload:
 
 
 def is_ulysses(run: Run, runtime: str) -> bool:
-    """Whether context parallelism exchanges heads. DeepSpeed has no other over a whole block (Jacobs et al. 2023)."""
+    """Whether context parallelism exchanges heads."""
     words = f"{run.framework} {run.notes} {run.overlap} {run.attention}".lower()
     # Experts exchange tokens by an "a2a" too.
-    return bool(re.search(r"\bcp\w*\W{1,3}a2a\b|ulysses", words)) or runtime.startswith("deepspeed")
+    return bool(re.search(r"\bcp\w*\W{1,3}a2a\b|ulysses", words)) or runtime in EXCHANGES_HEADS
 
 
 # Experts and heads lie in groups too.

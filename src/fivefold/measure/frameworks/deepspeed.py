@@ -22,9 +22,11 @@ LINES: tuple[Framework, ...] = (
     ),
     Framework(
         starts=("hf trainer + deepspeed", "deepspeed", "zero"),
+        split_as="megatron-deepspeed",  # whose the layers of its 3D parallelism are
         runtime="deepspeed",
         sharded="deepspeed-zero",
         zero=3,
+        stage_in_notes=True,
         recomputes_in_part=False,
         precision="fp16",
         unfused_until=FLASH_USUAL,

@@ -7,13 +7,26 @@ from typing import Any, Literal
 import msgspec
 
 
+class Era(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of the profile that rows dated from one year and month on and before another have otherwise."""
+
+    since: str = ""
+    until: str = "9999"
+    changes: dict[str, Any]
+
+
 class Framework(msgspec.Struct, frozen=True, kw_only=True):
     """One published framework.
 
     starts: how its name starts, in lower case.
+    split_as, older_as: the name whose line rows with tensor or pipeline parallelism have, and rows older than
+        Transformer Engine; "": this one.
+    pytorch: whether its blocks are PyTorch's own, which compile and quantise as a row asks, and whose attention has a
+        kernel for every GPU.
     runtime, sharded: the profiles that predict it with ZeRO 0 and 1, and with fully sharded parameters; before_te: with
         rows older than Transformer Engine. stands_in: those profiles describe another framework.
-    zero: ZeRO stage where none is stated. shards_to_fit: of 0, whether replicas that do not fit shard their optimizer.
+    zero: ZeRO stage where none is stated. stage_in_notes: whether the stage is an option of its configuration, which
+        rows' notes may quote. shards_to_fit: of 0, whether replicas that do not fit shard their optimizer.
     unfused_until: rows dated before this year and month ran attention without a flash kernel; "9999" for all rows.
     drops_out: whether models without a gated feed-forward, as GPT-3, are trained with dropout where nothing says so;
         those of the years before flash kernels were.
@@ -32,9 +45,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     interleaves: chunks per pipeline rank at most where they are not stated. states_chunks: its tables have a column for
         them, so that a blank is none.
     experts_share_tp: where a row does not say over how many ranks an expert is split, it is the tensor-parallel ones.
-    changes: numbers of the profile that its recipes set otherwise. since, newer: from that year and month on these too.
-        before: numbers of the profile of before_te; `newer` are of that one too where there is one. changes_sharded:
-        with fully sharded parameters.
+    changes: numbers of the profile that its recipes set otherwise. eras: those of some of its releases. since, newer:
+        from that year and month on these too. before: numbers of the profile of before_te; `newer` are of that one too
+        where there is one. changes_sharded: with fully sharded parameters.
     quantised, half: fields of this line that rows with 8-bit or narrower recipes have otherwise, and that rows in fp16
         dated before `since` have. on_tpus: those that rows on TPUs have otherwise.
     precision: where not stated. grad_dtype: gradients as they are accumulated and reduced ("bf16": in 16 bit);
@@ -47,16 +60,21 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     packs_documents: mean tokens of the documents that its fine-tuning recipes pack into a sequence; None: none.
     has_recipes: whether recipes.py knows those for mixtures of experts. options_unlisted: whether rows that list no
         options ran with those of the recipe.
+    logs_reserved_gib: whether the memory that it logs is the allocator's reserve in units of 2**30 bytes.
     trains_mtp: whether its recipes train the modules of multi-token prediction that a model has.
     source: where the defaults are from.
     """
 
     starts: tuple[str, ...]
+    split_as: str = ""
+    older_as: str = ""
+    pytorch: bool = False
     runtime: str
     sharded: str = "torchtitan"
     before_te: str = ""
     stands_in: bool = False
     zero: int = 1
+    stage_in_notes: bool = False
     shards_to_fit: bool = False
     unfused_until: str = ""
     drops_out: bool = False
@@ -72,6 +90,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     states_chunks: bool = False
     experts_share_tp: bool = False
     changes: dict[str, Any] = {}
+    eras: tuple[Era, ...] = ()
     since: str = "9999"
     newer: dict[str, Any] = {}
     before: dict[str, Any] = {}
@@ -89,8 +108,15 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     packs_documents: float | None = None
     has_recipes: bool = False
     options_unlisted: bool = False
+    logs_reserved_gib: bool = False
     trains_mtp: bool = False
     source: str = "from memory"
+
+    @property
+    def shards_without_pipeline(self) -> bool:
+        """Whether gradients and parameters are sharded by another profile than the one with pipelines, which refuses
+        them (DeepSpeed's ZeRO 2 and 3, FSDP1)."""
+        return self.runtime != self.sharded
 
 
 # FlashAttention's first release; before it every framework materialised the scores (Dao et al. 2022, May 2022; in

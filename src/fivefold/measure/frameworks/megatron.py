@@ -26,6 +26,7 @@ _SQUAD_TOKENS = 200.0
 
 _NEMO = Framework(
     starts=("nemo",),
+    older_as="megatron",  # its layers, by way of Apex (from memory)
     runtime="megatron",
     sharded="megatron-fsdp",
     grad_dtype="bf16",
@@ -52,6 +53,7 @@ LINES: tuple[Framework, ...] = (
     replace(
         _NEMO,
         starts=("megatron-bridge",),
+        older_as="",
         states_chunks=True,
         experts_share_tp=False,
         mixtures_overlap_tp=False,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from fivefold.measure.frameworks.line import Framework
+from fivefold.measure.frameworks.line import Era, Framework
+from fivefold.runtime import load_runtime
 
 # FlashAttention's cross-entropy (csrc/xentropy, from memory): a kernel that reads 16-bit logits for the largest and
 # again for the sum, and one that reads them and writes their gradient.
@@ -13,12 +14,32 @@ _XENTROPY = {"loss_moved_bytes": (4.0, 4.0), "loss_bytes_per_logit": 4}
 # the reduced shard is cast.
 _SIXTEEN_BIT_SCATTER = {"scatter_copy_bytes": 4.0}
 
+# torchtitan's main branch at the latest (runtime/torchtitan.py, MAIN), and PyTorch 2.11 (the month from memory), have
+# cuDNN's attention. A row that does not say when it ran is taken to be of before.
+_TORCHTITAN_CUDNN, _PYTORCH_CUDNN, _UNDATED = "2026-03", "2026-04", "9998"
+_BEFORE_CUDNN = {"attention_kernels": ("fa2",)}
+_ERAS = (Era(until=_PYTORCH_CUDNN, changes=_BEFORE_CUDNN), Era(since=_UNDATED, changes=_BEFORE_CUDNN))
+_TORCHTITAN_ERAS = (
+    # Its AdamW became one kernel with its pull request 881.
+    Era(until="2025-03", changes={"adamw_update_bytes": load_runtime("fsdp").adamw_update_bytes}),
+    # PyTorch's own RMS norm became one kernel with 2.9 (from memory).
+    Era(until="2025-10", changes={"unfused_norms": True}),
+    Era(
+        since=_TORCHTITAN_CUDNN,
+        until=_UNDATED,
+        changes={"attention_kernels": ("cudnn", "fa2"), "repeats_keys_and_values": False},
+    ),
+)
+
 # FullyShardedDataParallel, and what lines around it have in common.
 _FSDP1 = Framework(
     starts=("fsdp", "pytorch"),
+    pytorch=True,
     runtime="deepspeed",
     sharded="fsdp1",
     zero=3,
+    stage_in_notes=True,
+    eras=_ERAS,
     changes_sharded=_SIXTEEN_BIT_SCATTER,
     sharded_grad_dtype="bf16",
     source="FullyShardedDataParallel: accelerate's default is fsdp_version 1, and torch.distributed.fsdp had no "
@@ -26,10 +47,25 @@ _FSDP1 = Framework(
     "(PyTorch documentation, MixedPrecision), and transformers' Trainer and llama-recipes' bfSixteen ask for that",
 )
 
+_NANOTRON = Framework(
+    starts=("nanotron",),
+    runtime="nanotron",
+    zero=1,
+    overlap="reduce",
+    logs_reserved_gib=True,
+    tuned="winner of a sweep",
+    source="nanotron 0.5 and the Ultra-Scale Playbook. Its benchmark mode logs max_memory_allocated and "
+    'max_memory_reserved over 1024**3 as "GB" (helpers.py, log_throughput), and its published table does not say which '
+    "it shows: that two of its rows, alike but for 16 and 32 replicas without ZeRO, differ by 5% is what segments do "
+    "and allocations cannot",
+)
+
 LINES: tuple[Framework, ...] = (
     Framework(
         starts=("torchtitan",),
+        pytorch=True,
         runtime="torchtitan",
+        eras=_TORCHTITAN_ERAS,
         zero=3,
         pipeline_fills=True,
         quantised={"changes": {"quantised_parameters": True}},
@@ -38,6 +74,7 @@ LINES: tuple[Framework, ...] = (
     ),
     Framework(
         starts=("llm-foundry", "composer", "mosaic"),
+        pytorch=True,
         runtime="torchtitan",
         stands_in=True,
         zero=3,
@@ -49,19 +86,21 @@ LINES: tuple[Framework, ...] = (
         "(PyTorch documentation, BackwardPrefetch, from memory; its order is wrong too, PyTorch issue 108190); its "
         "loss is FlashAttention's unless a configuration says torch_crossentropy (modeling_mpt.py, loss_fn, read)",
     ),
-    Framework(
-        starts=("nanotron", "picotron"),
-        runtime="nanotron",
-        zero=1,
-        overlap="reduce",
-        tuned="winner of a sweep",
-        source="nanotron 0.5 and the Ultra-Scale Playbook",
+    _NANOTRON,
+    replace(
+        _NANOTRON,
+        starts=("picotron",),
+        logs_reserved_gib=False,
+        source="as nanotron; it logs memory_reserved over 1e9 (picotron's train.py, from memory)",
     ),
     Framework(
         starts=("fsdp2", "olmo-core", "open_lm"),
+        pytorch=True,
         runtime="deepspeed",
         sharded="fsdp",
         zero=3,
+        stage_in_notes=True,
+        eras=_ERAS,
         source="fully_shard over every rank; without it plain PyTorch replicas, as deepspeed's",
     ),
     _FSDP1,
@@ -82,6 +121,8 @@ LINES: tuple[Framework, ...] = (
     ),
     Framework(
         starts=("ddp",),
+        pytorch=True,
+        eras=_ERAS,
         runtime="deepspeed",
         sharded="fsdp1",
         zero=0,
