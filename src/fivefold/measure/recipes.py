@@ -93,30 +93,42 @@ def _by_release(run: Run, line: Framework) -> dict[str, Any]:
         # _functional_collectives.py _maybe_wrap_tensor and _inductor/config.py reorder_for_compute_comm_overlap).
         return {**line.changes, **loss, **_COMPILED_CHAINS, "ring_waits": True}
     options = options_of(run, line)
-    sent_once = re.search(r"moe_flex_dispatcher_backend=(deepep|hybridep)", options)
+    return {**_by_recipe(run, line), **_by_options(run, line, options), **_by_graphs(run, line, options)}
+
+
+def _by_recipe(run: Run, line: Framework) -> dict[str, Any]:
     old = is_before_te(run, line)
     newer = dated(run) >= line.since and (old or not line.before_te)
     changes = {**line.changes, **(line.before if old else {}), **(line.newer if newer else {})}
-    if zero_of(run, line)[0] >= 2:
-        changes |= line.changes_sharded
-    if sent_once:
+    return changes | line.changes_sharded if zero_of(run, line)[0] >= 2 else changes
+
+
+def _by_options(run: Run, line: Framework, options: str) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    if re.search(r"moe_flex_dispatcher_backend=(deepep|hybridep)", options):
         changes["tokens_sent_once"] = True
     if drops_tokens(run):
         changes |= {"dispatch_host_s": 0.0, "experts_padded": False}
     if "cross-entropy-loss-fusion" in options:
-        changes = {**_NATIVE_FUSED_LOSS, **changes}
+        own = _by_recipe(run, line)  # whose kernels are others
+        changes |= {name: value for name, value in _NATIVE_FUSED_LOSS.items() if name not in own}
+    return changes
+
+
+def _by_graphs(run: Run, line: Framework, options: str) -> dict[str, Any]:
     graph = re.search(r"cuda_graph_impl=(\w+)(?:.*cuda_graph_scope=([^;]+))?", options)
     if graph is None or graph[1] == "none":
-        return changes
+        return {}
     scope = graph[2] or graph[1]
-    if "full_iteration" in scope:
-        # With them came grouped layers that are fused with what lies between (use_transformer_engine_op_fuser).
-        changes |= {"expert_extras_apart": False, "fused_experts": True}
+    whole = "full_iteration" in scope
     graphed = sum(share for module, share in _GRAPHED if re.search(rf"\b{module}\b", scope))
-    share = 0.0 if "full_iteration" in scope or not graph[2] else max(1 - graphed, 0.0)
+    share = 0.0 if whole or not graph[2] else max(1 - graphed, 0.0)
     profile = load_runtime(line.runtime)
+    # With graphs of whole steps came grouped layers that are fused with what lies between
+    # (use_transformer_engine_op_fuser).
+    fused = {"expert_extras_apart": False, "fused_experts": True} if whole else {}
     return {
-        **changes,
+        **fused,
         "launch_host_s": share * profile.launch_host_s,
         "op_host_s": share * profile.op_host_s,
         "group_launch_host_s": share * profile.group_launch_host_s,
