@@ -4,6 +4,7 @@ Of collectives, what nothing hides (fivefold.estimate.exposed)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from msgspec.structs import replace
@@ -21,7 +22,8 @@ from fivefold.estimate.products import ProductPricer, Products, backward_passes
 from fivefold.estimate.recomputed import CORE, belongs, by_operations, kept_beside_input, modules_with, stops_before
 from fivefold.estimate.scans import scan_seconds
 from fivefold.estimate.shard import Shard
-from fivefold.layout.columns import RECOMPUTE_MODULES
+from fivefold.layout.columns import RECOMPUTE_MODULES, Columns
+from fivefold.layout.grids import group
 from fivefold.layout.workload import Workload
 from fivefold.runtime import Profile
 
@@ -120,11 +122,9 @@ class Pricer:
         self.work = work
         self.graphs = work.cuda_graphs
         self.shard = shard
+        # Keys have the columns of these axes, by the same names.
         self.placements: dict[str, Placement] = {
-            "tp": place(cluster, shard.tp, np.ones_like(shard.tp)),
-            "cp": place(cluster, shard.cp, shard.tp),
-            "etp": place(cluster, shard.etp, np.ones_like(shard.etp)),
-            "ep": place(cluster, shard.ep, shard.etp),
+            axis: place(cluster, *group(cast(Columns, shard), axis)) for axis in ("tp", "cp", "etp", "ep")
         }
         self.exchanges = ExchangePricer(cluster, self.curve, runtime, shard, self.placements)
 

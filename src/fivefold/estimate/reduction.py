@@ -14,6 +14,7 @@ from fivefold.estimate.problem import Problem
 from fivefold.estimate.tables import Tables
 from fivefold.estimate.variants import Variants
 from fivefold.layout.columns import Columns
+from fivefold.layout.grids import group
 from fivefold.layout.layout import SCHEDULES, V_SHAPED
 from fivefold.layout.workload import QUANTISED, QUANTISED_BYTES
 
@@ -104,16 +105,16 @@ class Reductions(Tables):
 
     def groups(self, rows: np.ndarray) -> ReductionGroups:
         """Where the groups lie over which gradients are reduced; without ZeRO one group replicates everything."""
-        c, cluster = self.columns, self.problem.cluster
-        unsharded = c.zero[rows] == 0
-        replicas = np.where(unsharded, 1, c.dp_replicate[rows])
-        shard = np.where(unsharded, c.dp[rows] * c.cp[rows], c.dp_shard[rows])
-        expert_stride, expert_shard = c.ep[rows] * c.etp[rows], c.edp[rows] // replicas
+        cluster, unsharded = self.problem.cluster, self.columns.zero[rows] == 0
+        dense, dense_replicas, expert, expert_replicas, every_dense, every_expert = (
+            group(self.columns, axis, rows)
+            for axis in ("shard", "replicate", "expert_shard", "expert_replicate", "dp_cp", "edp")
+        )
         return ReductionGroups(
-            dense=place(cluster, shard, c.tp[rows]),
-            dense_replicas=place(cluster, replicas, c.tp[rows] * shard),
-            expert=place(cluster, expert_shard, expert_stride),
-            expert_replicas=place(cluster, replicas, expert_stride * expert_shard),
+            dense=place(cluster, np.where(unsharded, every_dense.size, dense.size), dense.stride),
+            dense_replicas=place(cluster, np.where(unsharded, 1, dense_replicas.size), dense_replicas.stride),
+            expert=place(cluster, np.where(unsharded, every_expert.size, expert.size), expert.stride),
+            expert_replicas=place(cluster, np.where(unsharded, 1, expert_replicas.size), expert_replicas.stride),
         )
 
     def reduction_seconds(
@@ -127,13 +128,13 @@ class Reductions(Tables):
         if self.problem.model.is_moe:
             grids.append((expert, groups.expert, groups.expert_replicas, self.shards(rows)[1]))
         reduce_s, gather_s = np.zeros_like(dense), np.zeros_like(dense)
-        for elements, group, replicas, shards in grids:
-            scatter = _seconds(cluster, "reduce_scatter", grad * elements, group)
-            reduce_s += np.where(scattered, scatter, _seconds(cluster, "all_reduce", grad * elements, group))
+        for elements, ranks, replicas, shards in grids:
+            scatter = _seconds(cluster, "reduce_scatter", grad * elements, ranks)
+            reduce_s += np.where(scattered, scatter, _seconds(cluster, "all_reduce", grad * elements, ranks))
             if (replicas.n > 1).any():
                 reduce_s += _seconds(cluster, "all_reduce", grad * elements / shards, replicas)
             gathered = self.problem.work.compute_bytes * elements * (self.trains or self.problem.fully_sharded)
-            gather_s += np.where(sharded, _seconds(cluster, "all_gather", gathered, group), 0)
+            gather_s += np.where(sharded, _seconds(cluster, "all_gather", gathered, ranks), 0)
         return reduce_s, gather_s
 
     def tied_reduction_seconds(self, rows: np.ndarray) -> np.ndarray:
@@ -152,8 +153,7 @@ class Reductions(Tables):
 
     def boundary(self, rows: np.ndarray) -> Placement:
         """Where the pipeline groups lie."""
-        c = self.columns
-        return place(self.problem.cluster, c.pp[rows], c.tp[rows] * c.cp[rows] * c.dp[rows])
+        return place(self.problem.cluster, *group(self.columns, "pp", rows))
 
 
 def _exposed(waited: float, compute: np.ndarray, *parts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:

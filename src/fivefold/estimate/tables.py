@@ -13,6 +13,7 @@ from fivefold.estimate.problem import Problem
 from fivefold.estimate.shard import distinct_shards
 from fivefold.estimate.variants import Variants, variants
 from fivefold.layout.columns import Columns
+from fivefold.layout.grids import group
 from fivefold.layout.layout import RECOMPUTE_KINDS, SCHEDULES, V_SHAPED
 from fivefold.layout.stages import split_policy, stage_weights
 
@@ -79,11 +80,8 @@ class Tables:
 
     def shards(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ranks that share the optimizer states of a dense and of an expert parameter, [n, 1]."""
-        c = self.columns
-        dense = np.maximum(c.dp_shard[rows], 1)
-        replicas = np.maximum(c.dp_replicate[rows], 1)
-        expert = np.where(c.zero[rows] == 0, 1, np.maximum(c.edp[rows] // replicas, 1))
-        return dense[:, None], expert[:, None]
+        dense, expert = (group(self.columns, axis, rows).size for axis in ("shard", "expert_shard"))
+        return np.maximum(dense, 1)[:, None], expert[:, None]
 
     def state_bytes(self, rows: np.ndarray, whole: np.ndarray) -> np.ndarray:
         """Mean optimizer bytes per parameter beside the master copy, [n, C] or a number."""

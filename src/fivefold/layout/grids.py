@@ -8,7 +8,7 @@ an arithmetic progression, and (size, stride) describes all groups of an axis.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -58,12 +58,24 @@ DENSE_GRID: tuple[str, ...] = ("tp", "cp", "dp", "pp")
 EXPERT_GRID: tuple[str, ...] = ("etp", "ep", "edp", "pp")
 
 
-def group(columns: Columns, axis: Axis | str) -> Group:
-    """(size, stride) of `axis`, arrays of shape [n]. Raises FivefoldError for an unknown axis."""
+def group(columns: Columns, axis: Axis | str, rows: Ints | None = None) -> Group:
+    """(size, stride) of `axis`, arrays of shape [n]: of all layouts, or of those at `rows`. Raises FivefoldError for an
+    unknown axis."""
     if axis not in _GROUPS:
         raise FivefoldError(f"Unknown axis '{axis}'. Legal: {', '.join(AXES)}.", value=axis, legal=AXES)
-    size, stride = _GROUPS[axis](columns)
+    here = columns if rows is None else cast(Columns, _Rows(columns, rows))
+    size, stride = _GROUPS[axis](here)
     return Group(size, stride)
+
+
+class _Rows:
+    """Some rows of columns, each column cut when the table of groups asks for it: it asks for two or three of them."""
+
+    def __init__(self, columns: Columns, rows: Ints) -> None:
+        self._columns, self._rows = columns, rows
+
+    def __getattr__(self, name: str) -> Ints:
+        return getattr(self._columns, name)[self._rows]
 
 
 def rank_coordinates(layout: ResolvedLayout, rank: int) -> dict[str, int]:
