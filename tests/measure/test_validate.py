@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import subprocess
 import sys
 
@@ -17,6 +19,7 @@ from fivefold.estimate import estimate
 from fivefold.measure import RunTable, convert, shipped_runs, validate
 from fivefold.measure.predict import choose, predict
 from fivefold.measure.validate import errors, spearman, within_spread
+from fivefold.runtime import load_runtime
 
 stats = pytest.importorskip("scipy.stats")
 RUNS = {run.id: run for run in shipped_runs().runs}
@@ -198,3 +201,15 @@ def test_a_row_has_the_interval_that_an_estimate_has():
     assert (found.low, found.value, found.high) == pytest.approx(
         (told.seconds.low, told.seconds.value, told.seconds.high), rel=1e-9
     )
+
+
+def test_layouts_of_one_question_differ_by_less_than_a_tie(report):
+    """Of pairs of shipped runs that differ in their layouts alone, half have a ratio that is predicted better."""
+    logs: dict[tuple[object, ...], list[float]] = {}
+    for row in (row for row in report.rows if row.measured_s):
+        run = RUNS[row.id]
+        question = (run.group, run.model, run.gpu, run.gpus, run.seq, run.layers, run.hidden)
+        logs.setdefault(question, []).append(math.log(row.predicted_s / row.measured_s))
+    off = [abs(a - b) for members in logs.values() for a, b in itertools.combinations(members, 2)]
+    assert len(off) > 100
+    assert np.median(off) < load_runtime("megatron").tie_spread

@@ -108,6 +108,6 @@ PROFILE = Profile(
             "four pairs of Megatron-LM's functional tests that differ in the experts (1.3 to 4.4 ms; H100 and GB200)"
         ),
         "time_spread": "fit: interval score of all runtimes' judged runs, beside estimate/doubt.py (docs/accuracy.md)",
-        "tie_spread": "median error of the ratio of two layouts of one problem; 80% lie within 7.8% (docs/accuracy.md)",
+        "tie_spread": "median error of the ratio of two layouts of one problem, rounded (docs/decisions/0005-ties.md)",
     },
 )
