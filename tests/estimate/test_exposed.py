@@ -182,6 +182,20 @@ def test_pytorchs_stages_wait_once_for_their_gradients(price):
     assert once < few.step.breakdown_s["dp"] - 4 * each < 1.5 * once
 
 
+def test_pytorchs_later_stages_reduce_while_earlier_ones_still_go_back(kernel_of, small):
+    """The last of two stages holds most: longer sequences hide its reduction, until the first one's is the longest."""
+    block = small["llama"].runs[0].block
+    thin, wide = (replace(block, feed=replace(block.feed, ffn=ffn)) for ffn in (512, 16384))
+    model = replace(small["llama"], runs=(BlockRun(8, thin), BlockRun(8, wide)))
+    works = [{"seq_len": seq, "cuda_graphs": True} for seq in (16, 1024, 65536)]
+    kernels = [kernel_of(model, [Layout(pp=2, zero=2)], runtime="torchtitan", **work) for work in works]
+    short, long, longer = (float(kernel.exposed_reduction_seconds(ONE)[0]) for kernel in kernels)
+    assert short > long > longer
+    first = 8 * (2 * 1024 + 1024 * 2048 + 1024 * 1024 + 3 * 1024 * 512)
+    once = 8 * one_collective("reduce_scatter", 4 * first / 8, 8, 1, 16)
+    assert once < longer
+
+
 def test_crossing_nodes_costs(price):
     """A tensor-parallel group of 16 leaves the node of 8, one of 8 does not."""
     inside, across = (price("llama", Layout(tp=tp), gpus=16).step.breakdown_s["tp"] for tp in (8, 16))
