@@ -8,7 +8,7 @@ that tile the cluster.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -191,7 +191,7 @@ def _costs(cluster: Network, n: Ints, members: Ints, domains: Ints) -> dict[str,
     return cost
 
 
-def _share(link: Any, members: Ints | None) -> Floats | float:
+def _share(link: Link, members: Ints | None) -> Floats | float:
     """Share of its bandwidth that a group reaches: less than 1 where GPUs are wired pairwise and peers are few."""
     if members is None or not link.peer_bandwidth_per_s:
         return 1.0
@@ -206,7 +206,7 @@ def _add_exchanges(
     inner_members: Ints | Floats,
     n: Ints,
     crosses: NDArray[np.bool_],
-    share: Any,
+    share: Floats | float,
 ) -> None:
     """What every rank's own messages cost on one level: to a neighbour, to all others, into one rank."""
     own_byte_s = np.where(crosses, 1 / (link.achieved_per_s * share), 0.0)
@@ -228,7 +228,14 @@ def _add_exchanges(
 
 
 def _add_in_network(
-    cost: dict[str, Floats], link: Any, level: int, ways: Ints, crosses: Any, width: Any, climbed: Floats, depth: Any
+    cost: dict[str, Floats],
+    link: Link,
+    level: int,
+    ways: Ints,
+    crosses: NDArray[np.bool_],
+    width: Floats,
+    climbed: Floats,
+    depth: Ints | Floats,
 ) -> None:
     """All-reduce with switches that reduce at the innermost level, trees (or switches again) across.
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from fivefold.cluster.groups import place
+from fivefold.cluster.groups import Placement, place
 from fivefold.cluster.spec import Cluster, Link
 from fivefold.errors import FivefoldError
 
@@ -125,7 +125,7 @@ def _sentences(limit: DpLimit, own: Link, step_s: float) -> tuple[str, ...]:
     )
 
 
-def _narrowest(cluster: Cluster, row: Any) -> str:
+def _narrowest(cluster: Cluster, row: Placement) -> str:
     """Name of the link that the ring is slowest over: a domain's edge is as wide as its members' shares together."""
     parts, width, worst, name = int(row.n[0]), 1, 0.0, ""
     for level, link in enumerate(cluster.links):

@@ -70,7 +70,9 @@ class Casts:
             return self._of_one_scale(inputs, gradients, gradients_shared, weights)
         return {"dgrad": self._once(gradients, gradients_shared)}
 
-    def _of_one_scale(self, inputs, gradients, shared, weights) -> dict[Kind, np.ndarray]:
+    def _of_one_scale(
+        self, inputs: np.ndarray, gradients: np.ndarray, shared: np.ndarray, weights: np.ndarray
+    ) -> dict[Kind, np.ndarray]:
         turned = _TRANSPOSED * _TRANSPOSE_BYTES
         whole = _LARGEST_BYTES + _TRANSPOSED * (_CAST_ALONE_BYTES + 1)
         gathered = (_LARGEST_BYTES + _CAST_ALONE_BYTES) / shared + turned

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from fivefold.estimate.counted import flops_per_token
 from fivefold.estimate.doubt import doubt
 from fivefold.estimate.interval import around
 from fivefold.estimate.kernel import Kernel, Problem
-from fivefold.estimate.ledger import Ledger
+from fivefold.estimate.ledger import Column, Ledger
 from fivefold.estimate.plans import piece_names
 from fivefold.estimate.price import COMMUNICATION, OWNERS
 from fivefold.estimate.recomputed import belongs, by_operations, kept_beside_input, runs_again
@@ -325,6 +324,6 @@ class Detail:
         return out
 
 
-def _first(column: Any) -> float:
+def _first(column: Column) -> float:
     """The value of a ledger's column that has one key."""
     return float(np.asarray(column).reshape(-1)[0])

@@ -55,7 +55,13 @@ class ExchangePricer:
             out.append((row, seconds))
         return tuple(out)
 
-    def _unhidden(self, row: Exchange, seconds: np.ndarray, products, attention) -> np.ndarray:
+    def _unhidden(
+        self,
+        row: Exchange,
+        seconds: np.ndarray,
+        products: Mapping[tuple[str, str], np.ndarray],
+        attention: tuple[np.ndarray, np.ndarray],
+    ) -> np.ndarray:
         runtime, shard = self.runtime, self.shard
         if row.behind is not None:
             shares = {"dgrad": runtime.tp_beside_dgrad_hidden, "wgrad": runtime.tp_beside_wgrad_hidden}

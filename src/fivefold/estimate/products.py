@@ -116,7 +116,16 @@ class ProductPricer:
                 beside[kind] += cast[:, 1:] * seconds
         return Products(rows, 2 * m * n * k * groups, alone, beside)
 
-    def _alone(self, m, n, k, groups, kind: Kind, grouped: bool, precision: Precision) -> np.ndarray:
+    def _alone(
+        self,
+        m: np.ndarray,
+        n: np.ndarray,
+        k: np.ndarray,
+        groups: np.ndarray,
+        kind: Kind,
+        grouped: bool,
+        precision: Precision,
+    ) -> np.ndarray:
         """Seconds of one pass's product of a layer that makes m x n of m x k."""
         if kind == "dgrad":
             n, k = k, n

@@ -7,7 +7,7 @@ stages lie, and a few scalars and partial gradients are summed once a step. Size
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,10 +15,12 @@ import numpy as np
 
 from fivefold.cluster import bytes_sent_per_rank
 from fivefold.estimate.kernel import Kernel
+from fivefold.estimate.ledger import Column, Exchange
 from fivefold.estimate.trainer_parameters import (
     EMBEDDING,
     HEAD,
     Bucket,
+    Parameter,
     buckets_of,
     copies,
     is_partial,
@@ -34,6 +36,10 @@ _BACKWARD_OF_PRODUCTS, _BACKWARD_OF_ATTENTION = 2.0, 2.5  # in units of the forw
 _AXES = ("tp", "cp", "dp", "dp_cp", "shard", "replicate", "pp")  # fivefold.train.mesh's, in its order
 _ROW_OUTPUTS, _OVERLAP_PIECES = ("scatter out_proj output", "scatter mlp.fc2 output"), 2
 _VALID_TOKENS_BYTES, _TOTALS_BYTES = 8, 16  # one int64; loss and squared norm in fp64
+
+
+# (members of the group, collective, payload bytes, how many in a step).
+_Row = tuple[tuple[int, ...], str, float, int]
 
 
 class Collective(NamedTuple):
@@ -102,8 +108,7 @@ class TrainerAccount:
 
     # ---------------------------------------------------------------- collectives
 
-    def _rows(self, rank: int, place: int) -> Iterator[tuple[tuple[int, ...], str, float, int]]:
-        """(members of the group, collective, payload bytes, how many in a step)."""
+    def _rows(self, rank: int, place: int) -> Iterator[_Row]:
         layout = self._layout
         yield from self._of_the_ledger(rank, place)
         yield from self._of_the_pipeline(rank, place)
@@ -111,7 +116,7 @@ class TrainerAccount:
         yield group_members(layout, "dp_cp", rank), "all_reduce", _VALID_TOKENS_BYTES, 1
         yield tuple(range(world_size(layout))), "all_reduce", _TOTALS_BYTES, 1
 
-    def _of_the_ledger(self, rank: int, place: int) -> Iterator[tuple[tuple[int, ...], str, float, int]]:
+    def _of_the_ledger(self, rank: int, place: int) -> Iterator[_Row]:
         table, m = self._kernel.table, self._layout.num_micro_batches
         for index, ledger in enumerate(self._kernel.ledgers):
             count, again = int(table.count[0, place, index]), int(table.again[0, place, index])
@@ -122,18 +127,18 @@ class TrainerAccount:
                 size, calls = _first(row.bytes) / pieces, m * runs * steps * pieces
                 yield group_members(self._layout, row.axis, rank), row.op, size, calls
 
-    def _pieces(self, row) -> int:
+    def _pieces(self, row: Exchange) -> int:
         """Overlapped, a row layer's output is summed in pieces (fivefold.train.parallel.overlap)."""
         ends_in_pieces = row.op == "reduce_scatter" and row.when == "forward" and row.name in _ROW_OUTPUTS
         return _OVERLAP_PIECES if self._layout.overlap.tp and ends_in_pieces else 1
 
-    def _repeats(self, row) -> bool:
+    def _repeats(self, row: Exchange) -> bool:
         """Whether recomputation runs the exchange again."""
         if row.when != "forward" or row.ends_block:
             return False
         return self._kind == "full" or row.module in self._modules
 
-    def _of_the_pipeline(self, rank: int, place: int) -> Iterator[tuple[tuple[int, ...], str, float, int]]:
+    def _of_the_pipeline(self, rank: int, place: int) -> Iterator[_Row]:
         layout = self._layout
         here = homes(layout.pp, layout.vpp, layout.schedule)[place]
         neighbours = [stage + step for stage in here for step in (1, -1)]
@@ -141,7 +146,7 @@ class TrainerAccount:
         size = float(self._kernel.boundary_bytes(np.arange(1))[0])
         yield group_members(layout, "pp", rank), "send", size, layout.num_micro_batches * len(sends)
 
-    def _of_the_gradients(self, rank: int, place: int) -> Iterator[tuple[tuple[int, ...], str, float, int]]:
+    def _of_the_gradients(self, rank: int, place: int) -> Iterator[_Row]:
         layout, grad = self._layout, self._kernel.grad_bytes
         numel = self._kernel.problem.runtime.grad_buckets * 4 // grad
         index = group_members(layout, "shard", rank).index(rank)
@@ -160,7 +165,7 @@ class TrainerAccount:
             ends = tuple(sorted(group_members(layout, "pp", rank)[each] for each in pair))
             yield ends, "all_reduce", grad * sum(tied.values()), 1
 
-    def _of_a_bucket(self, rank: int, bucket: Bucket) -> Iterator[tuple[tuple[int, ...], str, float, int]]:
+    def _of_a_bucket(self, rank: int, bucket: Bucket) -> Iterator[_Row]:
         """Reduction over the sharding ranks, the replicas of their parts, and the parameters' way back."""
         layout, grad, width = self._layout, self._kernel.grad_bytes, self._work.compute_bytes
         shard, replicate = (group_members(layout, axis, rank) for axis in ("shard", "replicate"))
@@ -182,7 +187,9 @@ class TrainerAccount:
             return 3 if self._model.tied_embeddings and alone else 1
         return 1 if module == "embed_positions" else 2
 
-    def _of_partial_gradients(self, rank: int, parameters, owned: dict[str, int]):
+    def _of_partial_gradients(
+        self, rank: int, parameters: Sequence[Parameter], owned: dict[str, int]
+    ) -> Iterator[_Row]:
         layout, grad = self._layout, self._kernel.grad_bytes
         tp = group_members(layout, "tp", rank)
         whole = sum(owned.get(each.name, 0) for each in parameters if is_partial(each, layout))
@@ -213,5 +220,5 @@ class TrainerAccount:
         return min(fitting, key=lambda axis: len(around[axis]), default="world")
 
 
-def _first(column) -> float:
+def _first(column: Column) -> float:
     return float(np.asarray(column, dtype=float).reshape(-1)[0])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fivefold.estimate.arrays import distinct, dot
-from fivefold.estimate.ledger import Ledger
+from fivefold.estimate.ledger import Column, Ledger
 from fivefold.estimate.trainer_buckets import Buckets, bucket_sizes, part_stages
 from fivefold.estimate.trainer_moments import Moment, moments
 from fivefold.layout.layout import SCHEDULES
@@ -130,7 +130,7 @@ class TrainerMemory:
     def ledger(self, index: int) -> Ledger:
         return self.kernel.ledgers[index]
 
-    def at(self, column) -> np.ndarray:
+    def at(self, column: Column) -> np.ndarray:
         """A ledger's column at the layouts' keys, [n, 1]."""
         keys = len(self.kernel.shard)
         return np.broadcast_to(np.asarray(column, dtype=float), (keys,))[self.key][:, None]
@@ -180,7 +180,7 @@ class TrainerMemory:
         """The whole gradient of a unit that is being filled, beside the parts that are kept: ZeRO-3's."""
         return np.where(self.zero == 3, self.grad * size, 0.0)
 
-    def moment(self, moment: Moment, there: np.ndarray, gradients) -> Moment:
+    def moment(self, moment: Moment, there: np.ndarray, gradients: np.ndarray | float) -> Moment:
         """The moment where it happens, with gradients beside the ones that are kept."""
         out = {name: np.where(there, value, 0.0) for name, value in moment.items()}
         out["gradients"] = np.where(there, gradients, 0.0)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fivefold.estimate.ledger import Ledger
+from fivefold.estimate.ledger import Column, Ledger
 from fivefold.layout.layout import RECOMPUTE_KINDS, RECOMPUTE_MODULES
 
 if TYPE_CHECKING:
@@ -205,9 +205,9 @@ def _others_in_flight(m: TrainerMemory, ours: np.ndarray) -> np.ndarray:
     return np.maximum(held - ours, 0.0) - m.head_saved * (held - ours > 0)
 
 
-def _row(ledger: Ledger, name: str):
+def _row(ledger: Ledger, name: str) -> Column:
     return next((row.bytes for row in ledger.saved if row.name == name), 0.0)
 
 
-def _moment(ledger: Ledger, name: str):
+def _moment(ledger: Ledger, name: str) -> Column:
     return next(row.bytes for row in ledger.working if row.name == name)

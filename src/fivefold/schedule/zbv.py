@@ -12,6 +12,8 @@ with the missing ones left out, as there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fivefold.schedule.actions import (
     Action,
     Boundary,
@@ -23,6 +25,8 @@ from fivefold.schedule.actions import (
 )
 from fivefold.schedule.schedule import Ints, Schedule
 from fivefold.schedule.split import peaks, with_exchanges
+
+_Make = Callable[[int, int], Action]  # of a micro-batch and a chunk
 
 
 def two_chunks_in_a_v(p: int, m: int, v: int) -> str | None:
@@ -39,7 +43,9 @@ class _Steps:
 
     def __init__(self) -> None:
         self.taken: list[Action] = []
-        self._next = {(make, chunk): 0 for make in (forward, input_grad, weight_grad) for chunk in (0, 1)}
+        self._next: dict[tuple[_Make, int], int] = {
+            (make, chunk): 0 for make in (forward, input_grad, weight_grad) for chunk in (0, 1)
+        }
 
     def f(self, chunk: int) -> None:
         self._take(forward, chunk)
@@ -61,7 +67,7 @@ class _Steps:
         """Weight gradients whose input gradient is done."""
         return self._next[input_grad, chunk] - self._next[weight_grad, chunk]
 
-    def _take(self, make, chunk: int) -> None:
+    def _take(self, make: _Make, chunk: int) -> None:
         self.taken.append(make(self._next[make, chunk], chunk))
         self._next[make, chunk] += 1
 

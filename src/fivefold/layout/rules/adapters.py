@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fivefold.layout.columns import Columns
 from fivefold.layout.rules.context import Context
 from fivefold.layout.rules.rule import Rule
 from fivefold.model.spec import Attention
@@ -11,7 +12,7 @@ _NF4 = ("fsdp", "accelerate", "fsdp1", "deepspeed-zero")
 _OPTIMIZERS = ("adamw", "sgd", "adamw8bit")
 
 
-def _beside_attention(c, x: Context) -> bool:
+def _beside_attention(c: Columns, x: Context) -> bool:
     """q, k and v are those of softmax attention; other mixers have projections of other shapes."""
     lora = x.work.lora
     if lora is None or {"q", "k", "v", "o"}.isdisjoint(lora.targets):

@@ -5,6 +5,8 @@ Releases are those of Megatron-LM's CHANGELOG.md, read at 0a296d15ed, unless the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fivefold.layout.columns import CORE_ATTENTION_MASK, Columns
 from fivefold.layout.rules.common import A2A, accounted, uneven
 from fivefold.layout.rules.context import Context, Version
@@ -18,7 +20,15 @@ def _folded(c: Columns, x: Context) -> Holds:
     return (c.etp == c.tp) & (c.dp % c.ep == 0) if x.is_moe else True
 
 
-def _lacks(name: str, option: str, field: str | None, before: Version, holds, message: str, source: str = _LOG) -> Rule:
+def _lacks(
+    name: str,
+    option: str,
+    field: str | None,
+    before: Version,
+    holds: Callable[[Columns, Context], Holds],
+    message: str,
+    source: str = _LOG,
+) -> Rule:
     return Rule(
         id=f"megatron-{name}-version",
         option=option,

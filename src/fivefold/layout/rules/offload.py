@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fivefold.layout.columns import Columns
 from fivefold.layout.rules.context import Context
 from fivefold.layout.rules.rule import Rule
 
@@ -20,7 +21,7 @@ _SOURCES = {
 
 
 def _can(what: str) -> Rule:
-    def holds(c, x: Context) -> bool:
+    def holds(c: Columns, x: Context) -> bool:
         return not getattr(x.work.offload, what) or x.profile.name in _CAN[what]
 
     return Rule(
@@ -34,7 +35,7 @@ def _can(what: str) -> Rule:
     )
 
 
-def _nothing(c, x: Context) -> list[str]:
+def _nothing(c: Columns, x: Context) -> list[str]:
     return ["none"]
 
 
