@@ -27,10 +27,8 @@ class DeviceTensor(msgspec.Struct, frozen=True, kw_only=True):
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """One framework and version range.
 
-    versions: the range in words; oldest, newest: its first and last (major, minor). device: which one it describes,
-    where
-        a runtime has several.
-
+    versions: the range in words; oldest, newest: its first and last (major, minor). device: which one it
+        describes, where a runtime has several.
     sharding: "distributed_optimizer" keeps whole low-precision weights and a whole gradient buffer on every
         rank and shards master weights and optimizer states (ZeRO-1); "fully_sharded" keeps fp32 shards of
         parameters, gradients and states and gathers one block at a time (FSDP2); "buckets" is fivefold's: flat buckets
@@ -45,8 +43,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     norms_fused_into_linears: the norm before a dense projection is part of that linear layer.
     fp8_saves_inputs: under fp8 the quantised input of a linear is kept for backward instead of the input itself.
     layernorm_statistic_bytes: of the mean and of the inverse deviation that a layer norm saves per row; 0: as wide as
-    its
-        input.
+        its input.
     attention_state_bytes: what flash attention saves once per call beside its log-sum-exp.
     norms_kept_fp32: an RMSNorm keeps its input in fp32 and the normalised value, instead of its input alone.
     scores_kept_fp32: attention without a flash kernel keeps softmax's output in fp32 beside its 16-bit copy.
