@@ -7,6 +7,7 @@ names it; a row without a model, a cluster or a batch is refused with the reason
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -107,18 +108,6 @@ def convert(run: Run, runtime: str | None = None) -> Case:
     except FivefoldError as error:
         raise Unconvertible(error.message) from error
     _check_world(run, model, layout)
-    unsettled = [name for name in ("ep", "shard_groups", "zero", "micro_batch", "recompute") if name in assumed]
-    if "zero" in unsettled and not (line.shards_to_fit and layout.zero == 0):
-        unsettled.remove("zero")
-    if "ep" in unsettled and (run.ep is not None or not model.is_moe):
-        unsettled.remove("ep")
-    if run.mbs is not None and "micro_batch" in unsettled:
-        unsettled.remove("micro_batch")
-    if line.pipeline_fills:
-        unsettled = ["local_batch" if name == "micro_batch" else name for name in unsettled]
-    # Activations that are offloaded to the host need no recomputation.
-    if "cpu_offloading" in (run.overlap or "") and "recompute" in unsettled:
-        unsettled.remove("recompute")
     return Case(
         run=run,
         model=model,
@@ -127,13 +116,28 @@ def convert(run: Run, runtime: str | None = None) -> Case:
         layout=layout,
         runtime=runtime,
         assumed=tuple(sorted(assumed)),
-        open=tuple(unsettled),
+        open=tuple(_unsettled(run, line, model, layout, assumed)),
         changes=changes_of(run, line),
         recomputes_in_part=line.recomputes_in_part,
         policies=tuple(KEPT[name] for name in line.policies),
         shard_groups=groups,
         tuned=line.tuned,
     )
+
+
+def _unsettled(run: Run, line: Framework, model: ModelSpec, layout: Layout, assumed: set[str]) -> Iterator[str]:
+    """The choices that are left to `choose`, in its order."""
+    if "ep" in assumed and run.ep is None and model.is_moe:
+        yield "ep"
+    if "shard_groups" in assumed:
+        yield "shard_groups"
+    if "zero" in assumed and line.shards_to_fit and layout.zero == 0:
+        yield "zero"
+    if "micro_batch" in assumed and run.mbs is None:
+        yield "local_batch" if line.pipeline_fills else "micro_batch"
+    # Activations that are offloaded to the host need no recomputation.
+    if "recompute" in assumed and "cpu_offloading" not in (run.overlap or ""):
+        yield "recompute"
 
 
 def _check(run: Run) -> None:
