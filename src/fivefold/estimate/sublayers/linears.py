@@ -164,39 +164,17 @@ class LinearWriter:
             # Beside the norm's own output, which is kept too.
             ledger.saved.append(Saved(f"{name} gathered input", module, with_sp))
         again = 0.0 if self.runtime.gathered_inputs_kept else gathered
+        after_gather, before_scatter = self._laid_out(gathered, after=True), self._laid_out(with_sp)
+        gather = f"gather {name} input"
         ledger.exchanges += [
-            Exchange(
-                f"gather {name} input",
-                "tp",
-                "all_gather",
-                gathered,
-                "forward",
-                module=module,
-                copied=self._laid_out(gathered, after=True),
+            _over_tp(gather, "all_gather", gathered, "forward", module, copied=after_gather),
+            _over_tp(gather, "all_gather", again, "backward", module, behind=(name, "dgrad")),
+            _over_tp(
+                f"scatter {name} gradient", "reduce_scatter", with_sp, "backward", module,
+                behind=(name, "wgrad"), copied=before_scatter,
             ),
-            Exchange(
-                f"gather {name} input", "tp", "all_gather", again, "backward", behind=(name, "dgrad"), module=module
-            ),
-            Exchange(
-                f"scatter {name} gradient",
-                "tp",
-                "reduce_scatter",
-                with_sp,
-                "backward",
-                behind=(name, "wgrad"),
-                module=module,
-                copied=self._laid_out(with_sp),
-            ),
-            Exchange(
-                f"reduce {name} gradient",
-                "tp",
-                "all_reduce",
-                without,
-                "backward",
-                behind=(name, "wgrad"),
-                module=module,
-            ),
-        ]
+            _over_tp(f"reduce {name} gradient", "all_reduce", without, "backward", module, behind=(name, "wgrad")),
+        ]  # fmt: skip
 
     def _row_parallel(
         self, ledger: Ledger, name: str, module: Module, width: np.ndarray, *, bias: bool, ends_block: bool = False
@@ -214,36 +192,17 @@ class LinearWriter:
         full = self.element_bytes * s.tokens * h
         scattered = np.where(s.sp, full, 0.0)
         gathered = scattered * (self.gathered_bytes / self.element_bytes)
+        after_gather, before_scatter = self._laid_out(gathered, after=True), self._laid_out(scattered)
         ledger.exchanges += [
-            Exchange(
-                f"scatter {name} output",
-                "tp",
-                "reduce_scatter",
-                scattered,
-                "forward",
-                module=module,
-                ends_block=ends_block,
-                copied=self._laid_out(scattered),
+            _over_tp(
+                f"scatter {name} output", "reduce_scatter", scattered, "forward", module,
+                ends_block=ends_block, copied=before_scatter,
             ),
-            Exchange(
-                f"gather {name} gradient",
-                "tp",
-                "all_gather",
-                gathered,
-                "backward",
-                module=module,
-                copied=self._laid_out(gathered, after=True),
+            _over_tp(f"gather {name} gradient", "all_gather", gathered, "backward", module, copied=after_gather),
+            _over_tp(
+                f"reduce {name} output", "all_reduce", full - scattered, "forward", module, ends_block=ends_block
             ),
-            Exchange(
-                f"reduce {name} output",
-                "tp",
-                "all_reduce",
-                full - scattered,
-                "forward",
-                module=module,
-                ends_block=ends_block,
-            ),
-        ]
+        ]  # fmt: skip
 
     def _laid_out(self, moved: Column, *, after: bool = False) -> Column:
         """Bytes that a copy of a whole tensor moves beside its collective over the sequence: after a gather only where
@@ -267,6 +226,21 @@ class LinearWriter:
         """A projection inside a mixer between tensors that this rank already has; collectives are the caller's."""
         ledger.weights.append(Weight(name, k * n, factored=k + n))
         ledger.gemms.append(Gemm(name, "mixer", self.shard.tokens, n, k))
+
+
+def _over_tp(
+    name: str,
+    op: str,
+    size: Column,
+    when: Pass,
+    module: Module,
+    *,
+    behind: tuple[str, Literal["dgrad", "wgrad"]] | None = None,
+    ends_block: bool = False,
+    copied: Column = 0,
+) -> Exchange:
+    """A collective of the tensor-parallel ranks, named after the linear layer that it belongs to."""
+    return Exchange(name, "tp", op, size, when, behind=behind, module=module, ends_block=ends_block, copied=copied)
 
 
 def _eager(name: str, module: Module, elements: Column, passes: tuple[tuple[int, int], tuple[int, int]]) -> Stream:
