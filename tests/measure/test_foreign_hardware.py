@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from foreign import read
 
-from fivefold.cluster import clusters
+from fivefold.cluster import clusters, load_cluster
 from fivefold.measure.predict import choose, predict
 
 
@@ -114,6 +114,10 @@ def test_cards_on_pcie_are_not_modules():
         ("InfiniBand 200 Gb/s (1 NIC per node)", 25), ("200Gbps per GPU", 200), ("InfiniBand 1600 Gbps", 200),
         ("Spectrum-X 400GbE", 400), ("dual-rail NDR", 100), ("Dual-rail InfiniBand HDR", 50), ("p5.48xlarge", 400),
         ("NVLink 900 GB/s", 400), ("NVLink 900 GB/s per GPU + IB HDR", 200), ("not stated", 400),
+        ("CX-6 200G x 4", 100), ("200 Gbit/s x 8", 200), ("NDR200 x4", 100), ("8*200Gbps", 200), ("2\u00d7HDR", 50),
+        ("4 NICs 100 Gb/s each", 50), ("four 100 Gbps cards", 50), ("8 IB cards of 200Gb/s", 200), ("RDMA 100G", 12.5),
+        ("single HDR200 NIC", 25), ("internode 800 Gbps", 100), ("25 GB/s per node", 25), ("IB 25 GB/s per GPU", 200),
+        ("3x 100GbE per accelerator", 300), ("NVLink 900 GB/s, 3.2Tbps", 400), ("PCIe Gen5 x16", 400),
     ],
 )  # fmt: skip
 def test_networks_as_written(words, gigabits):
@@ -129,6 +133,12 @@ def test_a_rate_of_several_cards_is_a_nodes():
     ):
         link = read(gpu=gpu, interconnect=words).cluster.links[-1]
         assert link.bandwidth_per_s * 8 / 1e9 == pytest.approx(gigabits)
+
+
+def test_the_torus_of_a_pod_is_no_network_between_nodes():
+    for words in ("ICI 1600 Gbps", "ICI 4,800 Gbps per chip; DCN"):
+        case = read(framework="MaxText", gpu="TPU v5e", gpus_per_node=4, interconnect=words)
+        assert case.cluster.links[-1] == load_cluster("tpu-v5e").links[-1]
 
 
 def test_dies_are_the_devices_of_cards_that_have_two():

@@ -17,12 +17,20 @@ _GENERATIONS: dict[str, int] = {
 _NAMES = "|".join(_GENERATIONS)
 _BITS = r"\s*(?:Gbps|Gb/s|Gbit/s|gbps|Gb|G)\b"
 _WORDS = r"(?:[\w/-]+\s+){0,3}?"
+_CARDS = r"(?i:NIC|card|HCA|adapter|rail|EFA)s?\b"
+_EACH = r"(?:per|/)\s*(?i:GPU|HPU|NPU|Gaudi|chip|accelerator|device)\b"  # what a rank runs on
 
 # Gb/s: the most that a rate of no stated owner is taken to be a node's only card at, and the most of any one card.
 _ONLY_CARD, _FASTEST_CARD = 100, 800
 # No card is so many times as fast as the one that a GPU's reference node has: such a rate is several cards' together.
 _CARDS_AT_LEAST = 4
 _RAILS = {"single": 1, "dual": 2, "quad": 4}
+
+# How people write the same: "8×400G", "8*400G", "four 100 Gb/s NICs".
+_COUNTS = {"one": 1, "single": 1, "two": 2, "dual": 2, "four": 4, "quad": 4, "eight": 8}
+_COUNT = re.compile(rf"\b({'|'.join(_COUNTS)})[ -](?!rail)(?=[^;,+]{{0,24}}\b{_CARDS})", re.IGNORECASE)
+# The torus of a TPU pod is no network between nodes.
+_TORUS = re.compile(r"\bICI\b(?:[^;,+]|(?<=\d),(?=\d))*")
 
 Rate = Callable[[re.Match[str], Cluster], float]  # bytes per second of one GPU
 
@@ -47,6 +55,18 @@ def _gpu(found: re.Match[str], cluster: Cluster) -> float:
     return float(found["rate"]) * 1e9 / 8
 
 
+def _node_in_bytes(found: re.Match[str], cluster: Cluster) -> float:
+    return float(found["rate"]) * 1e9 / cluster.gpus_per_node
+
+
+def _gpu_in_bytes(found: re.Match[str], cluster: Cluster) -> float:
+    return float(found["rate"]) * 1e9
+
+
+def _cards_of_gpu(found: re.Match[str], cluster: Cluster) -> float:
+    return int(found["cards"]) * float(found["rate"]) * 1e9 / 8
+
+
 def _generation(found: re.Match[str], cluster: Cluster) -> float:
     """As many cards as the reference node has, of the named generation."""
     link = cluster.links[-1]
@@ -68,28 +88,45 @@ def _rails(found: re.Match[str], cluster: Cluster) -> float:
 
 # (pattern, rate), the first that is found counts. Bits have a small b: GB/s are NVLink's.
 _RATES: tuple[tuple[str, Rate], ...] = (
+    (rf"(?<!\d)(?P<cards>\d{{1,3}})\s*x\s*(?P<rate>\d{{2,3}})\s*G(?!B)\S*\s+{_WORDS}{_EACH}", _cards_of_gpu),
     (r"(?<!\d)(?P<cards>\d{1,3})\s*x\s*(?P<rate>\d{2,3})\s*G", _cards),
     (r"(?i)(?<!\d)(?P<cards>\d{1,3})\s*x\s*Omni-Path\s*(?P<rate>\d{3})", _cards),
     (r"(?i)(?<!\d)(?P<cards>\d{1,3})\s*x\s*(?:IB\s*|InfiniBand\s*)?[HNEX]DR[- ]?(?P<rate>\d{3})", _cards),
     (rf"(?i)(?<!\d)(?P<cards>\d{{1,3}})\s*x\s*(?:IB\s*|InfiniBand\s*)?(?P<name>{_NAMES})", _cards_of_generation),
+    (rf"(?i)\b(?P<name>{_NAMES})\s*x\s*(?P<cards>\d{{1,2}})\b", _cards_of_generation),
+    (r"(?<![\d.])(?P<rate>\d{2,3})\s*G(?!B)(?:b\S*|bE)?\s*x\s*(?P<cards>\d{1,2})(?!\d)", _cards),
+    (
+        rf"(?<![\d.])(?P<cards>\d{{1,2}})[ -](?:IB |InfiniBand )?{_CARDS}[^;,+]{{0,6}}?\b(?P<rate>\d{{2,3}})\s*G(?!B)",
+        _cards,
+    ),
+    (rf"(?<![\d.])(?P<cards>\d{{1,2}})\s+(?P<rate>\d{{2,3}})[ -]?G(?!B)\S*\s+{_WORDS}{_CARDS}", _cards),
+    (rf"(?i)(?<![\d.])(?P<cards>\d{{1,2}})\s+(?P<name>{_NAMES})[- ]?(?:\d{{3}})?\s+{_WORDS}{_CARDS}", _cards_of_generation),
     (rf"(?i)\b(?P<rails>single|dual|quad)[- ]rail\W.{{0,20}}?(?P<name>{_NAMES})", _rails),
     (rf"(?i)(?<![.\d])(?P<cards>1)\s*(?:NIC|card).{{0,20}}(?P<name>{_NAMES})", _cards_of_generation),
     (rf"(?P<rate>\d{{2,4}}){_BITS}.*\b(?P<cards>\d{{1,3}}) (?:NIC|card|HCA)s?\b", _cards),
     (r"(?P<rate>\d{3,4})\s*Gbps node", _node),
-    (r"inter-node (?P<rate>\d{2,4})\s*(?:Gbps|Gb/s)", _node),
-    (rf"(?P<rate>\d{{2,4}}){_BITS}\s*{_WORDS}per GPU", _gpu),
-    (rf"(?P<rate>\d{{2,4}}){_BITS}\s*{_WORDS}(?:per|/)\s*node", _node),
+    (r"(?i)inter[- ]?node (?P<rate>\d{2,4})\s*(?:Gbps|Gb/s)", _node),
+    (rf"(?P<rate>\d{{2,4}}){_BITS}\s*{_WORDS}{_EACH}", _gpu),
+    (rf"(?P<rate>\d{{2,4}}){_BITS}\s*{_WORDS}(?:per|/)\s*(?:node|host)", _node),
+    (rf"(?<![\d.])(?P<rate>\d{{1,3}}(?:\.\d)?)\s*GB/?p?s\s*{_WORDS}(?:per|/)\s*(?:node|host)", _node_in_bytes),
+    (
+        rf"(?i)\b(?:IB|InfiniBand|RoCE|network)\W[^;,+]{{0,16}}?(?P<rate>\d{{1,3}}(?:\.\d)?)\s*GB/?p?s\s*{_WORDS}{_EACH}",
+        _gpu_in_bytes,
+    ),
     (r"(?P<rate>\d(?:\.\d+)?)\s*(?:Tbps|Tb/s|Tbit/s)", _node_in_tera),
     (r"(?i)(?P<rate>\d{1,3})\s*(?:GbE|GigE)\b", _small_is_the_nodes),
     (rf"(?P<rate>\d{{1,3}}){_BITS}\s*(?:Ethernet|TCP|VPC)", _node),
     (r"(?i)Ethernet\W{0,3}(?P<rate>\d{1,3})\s*G(?!B)", _node),
     (rf"(?i)\b(?P<name>{_NAMES})(?![A-Z])", _generation),
     (r"(?<![\d.])(?P<rate>\d{2,4})\s*(?:Gbps|Gb/s|Gbit/s|gbps)\b", _small_is_the_nodes),
+    (r"(?<![\w.-])(?P<rate>\d{2,3})\s*G(?![\w/])", _small_is_the_nodes),
 )
 
 
 def with_network(cluster: Cluster, text: str) -> Cluster:
     """The cluster with the stated network's rate in place of its reference design's."""
+    text = _COUNT.sub(lambda found: f"{_COUNTS[found[1].lower()]} ", _TORUS.sub(" ", text))
+    text = re.sub(r"(?<=\d)\s*[*\u00d7]\s*(?=[\dA-Z])", "x ", text)
     for pattern, rate in _RATES:
         found = re.search(pattern, text)
         per_s = rate(found, cluster) if found else 0.0
