@@ -20,8 +20,13 @@ _MICRO_BATCHES_PER_STAGE = 4
 # Context of a model whose sequence is not stated: Llama 3's, Llama 2's, GPT-3's.
 _USUAL_SEQ = {"wide": 8192, "gated": 4096, "gpt": 2048}
 _LARGE_VOCAB = 100_000
-# Devices that a published card counts as: a die each, which is what ranks run on.
-_DUAL_DIE = re.compile(r"MI250|910C|MAX ?15[05]0|\bPVC\b|PONTE VECCHIO", re.IGNORECASE)
+# (pattern in a card's name, devices that it may count as, cards of its usual node): a die each, or a core or four of
+# them, which is what ranks run on (Trainium 2 has eight, of which LNC=2 makes four; from memory).
+_PARTS = (
+    (re.compile(r"MI250|910C|MAX ?15[05]0|\bPVC\b|PONTE VECCHIO", re.IGNORECASE), (2,), None),
+    (re.compile(r"TRAINIUM ?-?2|TRN2", re.IGNORECASE), (4, 8), 16),
+    (re.compile(r"TRAINIUM|TRN1", re.IGNORECASE), (2,), 16),
+)
 
 
 def completed(run: Run, assumed: set[str]) -> Run:
@@ -51,14 +56,22 @@ def _degrees(run: Run, assumed: set[str]) -> dict[str, int | None]:
         gpus = tp * rest * run.dp
     dp, per_node = run.dp, run.gpus_per_node
     if gpus is not None and tp is not None and dp is not None and gpus % (tp * rest) == 0:
-        if tp * rest * dp == 2 * gpus and _DUAL_DIE.search(run.gpu or ""):
+        parts, usual_node = _parts(run, tp * rest * dp / gpus)
+        if parts > 1:
             assumed.add("gpus")
-            gpus *= 2
-            per_node = None if per_node is None else 2 * per_node
+            gpus *= parts
+            cards = per_node or usual_node
+            per_node = None if cards is None else parts * cards
         elif tp * rest * dp != gpus:
             assumed.add("dp")
             dp = gpus // (tp * rest)
     return {"tp": tp, "cp": run.cp, "pp": run.pp, "gpus": gpus, "dp": dp, "gpus_per_node": per_node}
+
+
+def _parts(run: Run, ratio: float) -> tuple[int, int | None]:
+    """(devices per card, cards of its usual node) where so many ranks per published card are what it counts as."""
+    counts, usual_node = next(((c, n) for pattern, c, n in _PARTS if pattern.search(run.gpu or "")), ((), None))
+    return (int(ratio) if ratio in counts else 1), usual_node
 
 
 def _with_missing_axis(run: Run, assumed: set[str]) -> Run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import msgspec
 
@@ -19,7 +20,7 @@ _GPUS: tuple[tuple[str, str, bool], ...] = (
     (r"GB300", "gb300-nvl72", False),
     (r"B300", "b300", False),
     (r"GB200", "gb200-nvl72", False),
-    (r"GH200", "gh200", True),
+    (r"GH200|GRACE[- ]?HOPPER", "gh200", True),
     (r"H200[- ]?NVL", "h200-nvl", False),
     (r"H200", "h200-sxm", False),
     (r"B200", "b200", False),
@@ -37,7 +38,7 @@ _GPUS: tuple[tuple[str, str, bool], ...] = (
     (r"A800", "a800-80g-sxm", True),
     (r"A100[- ]?PCIE[- ]?40|A100.*40.*PCIE", "a100-40g-pcie", False),
     (r"A100.*PCIE", "a100-80g-pcie", False),
-    (r"A100.*40G", "a100-40g-sxm", False),
+    (r"A100.*40G|A100-40\b", "a100-40g-sxm", False),
     (r"A100-80GB$|A100-80GB \(NDM|A100.*SXM.*80", "a100-80g-sxm", False),
     (r"A100", "a100-80g-sxm", True),
     (r"MI355", "mi355x", False),
@@ -61,9 +62,9 @@ _GPUS: tuple[tuple[str, str, bool], ...] = (
     (r"A6000", "rtx-a6000", False),
     (r"\bA40\b", "a40", False),
     (r"\bA10G\b", "a10g", False),
-    (r"910C|ATLAS[- ]?(800T?|900)[- ]?A3", "ascend-910c-die", True),
+    (r"910C|ATLAS[- ]?(800T?|900)[- ]?A3|CLOUD ?MATRIX", "ascend-910c-die", True),
     (r"910B|ATLAS[- ]?(800T?|900)[- ]?A2", "ascend-910b", True),
-    (r"ASCEND[- ]?910A?\b|^910A?\b", "ascend-910a", True),
+    (r"ASCEND[- ]?910A?\b|^910A?\b|ATLAS[- ]?[89]00\b", "ascend-910a", True),
     (r"L40S", "l40s", False),
     (r"L40", "l40s", True),
     (r"(GAUDI|HPU) ?-?2|HL-?225", "gaudi2", False),
@@ -91,6 +92,13 @@ _NETWORKS: tuple[tuple[str, str, str], ...] = (
     ("h100-sxm", r"TCPXO", "gcp-a3-megagpu"),
     ("h100-sxm", r"TCPX\b", "gcp-a3-highgpu"),
 )
+# Nodes of clouds without a system of their own: their network (vendors' pages, from memory).
+_NODES = ((r"\bp3dn\b", "100 Gbps per node"), (r"\bp3\.16", "25 Gbps per node"), (r"\bp3\.8", "10 Gbps per node"))
+# Devices that a chip of these counts as, where nodes have so many times more than chips (from memory).
+_CORES = {"trainium": (2,), "trainium2": (4, 8)}
+# Cards of two dies, whose memory a name has where the catalogue has one die's.
+_OF_TWO_DIES = ("mi250x-gcd", "ascend-910c-die", "max-1550-tile")
+_SHARE_OF_TWO = 0.15
 # Cards of which the name alone means the SXM module, where the row's links are PCIe's.
 _ON_PCIE = {
     "a100-40g-sxm": "a100-40g-pcie",
@@ -107,6 +115,7 @@ _UNSWITCHED = 4
 _USABLE, _SAME_MEMORY, _LEAST, _MOST = 0.988, 0.12, 0.4, 2.5
 # "A10G" is a card, and "200Gb/s" a link.
 _MEMORY = re.compile(r"(?<!\bA)(\d{2,3}) ?G(?:I?B)?\b(?! ?/ ?S)")
+_CLOUDS = ("aws-", "gcp-", "azure-")
 # The driver names a Grace Hopper by its processor's memory: "GH200 120GB" has 96 GB of its own (from memory).
 _OF_THE_HOST = re.compile(r"(?<=GH200)\W*(?:120|240|480) ?GB?\b")
 # An A100 of before this date had 40 GB: the 80 GB card was announced in November 2020.
@@ -123,7 +132,7 @@ def cluster_of(run: Run, line: Framework, assumed: set[str]) -> Cluster:
     found = found or _by_catalogue(name)
     if found is None:
         raise FivefoldError(f"the GPU {str(run.gpu)[:60]!r} is not in the catalogue", code="unknown-gpu", value=run.gpu)
-    system, guessed = found
+    system, guessed = _of_cloud(run, found)
     if system == "a100-80g-sxm" and guessed and dated(run) < _LARGER_A100:
         system = "a100-40g-sxm"
     if system.endswith("-sxm") and _is_pcie(run):
@@ -141,14 +150,62 @@ def cluster_of(run: Run, line: Framework, assumed: set[str]) -> Cluster:
         assumed.add("gpus_per_node")
     gpus = int(run.gpus or 1)
     per_node = None if run.gpus_per_node is None else min(run.gpus_per_node, gpus)
-    cluster = with_network(_board(_node(system, gpus, per_node, assumed), run), run.interconnect or "")
-    return with_kernel(_with_memory(cluster, name), _kernel(run, line, system), assumed)
+    cluster = with_network(_board(_node(system, gpus, per_node, assumed), run), _network(run))
+    cluster = _of_cores(_with_memory(cluster, name), system)
+    return with_kernel(cluster, _kernel(run, line, cluster.gpu.name), assumed)
 
 
-def _kernel(run: Run, line: Framework, system: str) -> str:
+def _of_cores(cluster: Cluster, system: str) -> Cluster:
+    """The cluster with cores in place of its chips, where a node has as many times more as a chip has of them."""
+    chips = load_cluster(system)
+    cores = cluster.gpus_per_node // chips.gpus_per_node
+    if cores not in _CORES.get(system, ()):
+        return cluster
+    gpu = cluster.gpu
+    core = msgspec.structs.replace(
+        gpu,
+        memory_bytes=gpu.memory_bytes // cores,
+        memory_bandwidth_per_s=gpu.memory_bandwidth_per_s / cores,
+        peak_flops_per_s={name: peak / cores for name, peak in gpu.peak_flops_per_s.items()},
+        sms=max(gpu.sms // cores, 1),
+    )
+    links = tuple(
+        msgspec.structs.replace(link, bandwidth_per_s=link.bandwidth_per_s / cores)
+        if link.bandwidth_per_s == of_chip.bandwidth_per_s  # a stated network is shared by all ranks of a node already
+        else link
+        for link, of_chip in zip(cluster.links, chips.links, strict=True)
+    )
+    return msgspec.structs.replace(cluster, gpu=core, links=links)
+
+
+def _network(run: Run) -> str:
+    """The published network, else that of a cloud's node whose name a row has in place of one."""
+    known = (words for pattern, words in _NODES if re.search(pattern, run.gpu or ""))
+    return run.interconnect or next(known, "")
+
+
+def _of_cloud(run: Run, found: tuple[str, bool]) -> tuple[str, bool]:
+    """The cloud's node that a row names beside its GPU ("H100 (a3-megagpu-8g)"), where it has such GPUs."""
+    words = re.findall(r"[\w.-]+", f"{run.gpu} {run.interconnect}".lower())
+    pairs = ("-".join(pair) for pair in pairwise(words))
+    for name in (*words, *pairs):
+        node = aliases().get(name.removeprefix("ml."), "")
+        if node.startswith(_CLOUDS) and _same_gpu(node, found):
+            return node, False
+    return found
+
+
+def _same_gpu(node: str, found: tuple[str, bool]) -> bool:
+    """Whether a cloud's node has the GPUs that were found, or ones that differ in what was guessed of them."""
+    system, guessed = found
+    own, other = load_cluster(node).gpu.name, load_cluster(system).gpu.name
+    return own == other or (guessed and own.partition("-")[0] == other.partition("-")[0])
+
+
+def _kernel(run: Run, line: Framework, gpu: str) -> str:
     """The framework's attention kernel; of one that ran FlashAttention 1 on Ampere, its second release elsewhere unless
     a row names the Triton kernel, which is of the first one's kind."""
-    older = "a100" in system or "p4d" in system or "triton" in (run.attention or "").lower()
+    older = "a100" in gpu or "triton" in (run.attention or "").lower()
     return line.kernel if line.kernel != "fa1" or older else "fa2"
 
 
@@ -183,6 +240,8 @@ def _with_memory(cluster: Cluster, name: str) -> Cluster:
         return cluster
     stated = int(int(found[1]) * _USABLE * 2**30)
     ratio = stated / cluster.gpu.memory_bytes
+    if cluster.gpu.name in _OF_TWO_DIES and abs(ratio / 2 - 1) < _SHARE_OF_TWO:
+        return cluster
     if not _LEAST < ratio < _MOST or abs(ratio - 1) < _SAME_MEMORY:
         return cluster
     return msgspec.structs.replace(cluster, gpu=msgspec.structs.replace(cluster.gpu, memory_bytes=stated))
@@ -190,7 +249,7 @@ def _with_memory(cluster: Cluster, name: str) -> Cluster:
 
 def _by_catalogue(name: str) -> tuple[str, bool] | None:
     """A system of the catalogue by its own name or by a cloud's or a vendor's: "p4d.24xlarge"."""
-    whole = name.strip().lower().replace(" ", "-")
+    whole = name.strip().lower().replace(" ", "-").removeprefix("ml.")
     bare = re.sub(r"^(?:nvidia|amd|aws|intel|google)-+", "", whole)
     known = next((one for one in (whole, bare) if one in clusters() or one in aliases()), None)
     return None if known is None else (known, False)

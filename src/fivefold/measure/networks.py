@@ -100,7 +100,10 @@ _RATES: tuple[tuple[str, Rate], ...] = (
         _cards,
     ),
     (rf"(?<![\d.])(?P<cards>\d{{1,2}})\s+(?P<rate>\d{{2,3}})[ -]?G(?!B)\S*\s+{_WORDS}{_CARDS}", _cards),
-    (rf"(?i)(?<![\d.])(?P<cards>\d{{1,2}})\s+(?P<name>{_NAMES})[- ]?(?:\d{{3}})?\s+{_WORDS}{_CARDS}", _cards_of_generation),
+    (
+        rf"(?i)(?<![\d.])(?P<cards>\d{{1,2}})\s+(?P<name>{_NAMES})[- ]?(?:\d{{3}})?\s+{_WORDS}{_CARDS}",
+        _cards_of_generation,
+    ),
     (rf"(?i)\b(?P<rails>single|dual|quad)[- ]rail\W.{{0,20}}?(?P<name>{_NAMES})", _rails),
     (rf"(?i)(?<![.\d])(?P<cards>1)\s*(?:NIC|card).{{0,20}}(?P<name>{_NAMES})", _cards_of_generation),
     (rf"(?P<rate>\d{{2,4}}){_BITS}.*\b(?P<cards>\d{{1,3}}) (?:NIC|card|HCA)s?\b", _cards),
