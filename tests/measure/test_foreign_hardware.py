@@ -148,6 +148,9 @@ def test_the_torus_of_a_pod_is_no_network_between_nodes():
 def test_dies_are_the_devices_of_cards_that_have_two():
     case = read(gpu="MI250X", gpus=32, gpus_per_node=4, tp=8, dp=8, interconnect=None)
     assert (case.cluster.gpus, case.cluster.gpus_per_node) == (64, 8)
+    for gpu, per_node in (("AMD MI250", 4), ("Intel Max 1550", 6)):  # a node of so many has cards
+        cluster = read(gpu=gpu, gpus=4 * per_node, gpus_per_node=per_node, dp=4 * per_node, interconnect=None).cluster
+        assert (cluster.gpus, cluster.gpus_per_node) == (8 * per_node, 2 * per_node)
 
 
 @pytest.mark.parametrize(

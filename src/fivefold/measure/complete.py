@@ -27,6 +27,9 @@ _PARTS = (
     (re.compile(r"TRAINIUM ?-?2|TRN2", re.IGNORECASE), (4, 8), 16),
     (re.compile(r"TRAINIUM|TRN1", re.IGNORECASE), (2,), 16),
 )
+# Nodes of four MI250X and of six Max 1550 (Frontier, Aurora; from memory): so many in one are cards.
+_TWO_DIES = re.compile(r"MI250|MAX ?15[05]0|\bPVC\b|PONTE VECCHIO", re.IGNORECASE)
+_CARDS_OF_NODE = (4, 6)
 
 
 def completed(run: Run, assumed: set[str]) -> Run:
@@ -62,6 +65,7 @@ def _degrees(run: Run, assumed: set[str]) -> dict[str, int | None]:
             gpus *= parts
             cards = per_node or usual_node
             per_node = None if cards is None else parts * cards
+            dp = gpus // (tp * rest)
         elif tp * rest * dp != gpus:
             assumed.add("dp")
             dp = gpus // (tp * rest)
@@ -69,8 +73,11 @@ def _degrees(run: Run, assumed: set[str]) -> dict[str, int | None]:
 
 
 def _parts(run: Run, ratio: float) -> tuple[int, int | None]:
-    """(devices per card, cards of its usual node) where so many ranks per published card are what it counts as."""
+    """(devices per card, cards of its usual node) where so many ranks per published card are what it counts as, or where
+    a node has so many that they are cards of two dies."""
     counts, usual_node = next(((c, n) for pattern, c, n in _PARTS if pattern.search(run.gpu or "")), ((), None))
+    if _TWO_DIES.search(run.gpu or "") and ratio == 1 and run.gpus_per_node in _CARDS_OF_NODE:
+        return 2, usual_node
     return (int(ratio) if ratio in counts else 1), usual_node
 
 
