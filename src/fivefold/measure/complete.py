@@ -73,8 +73,8 @@ def _degrees(run: Run, assumed: set[str]) -> dict[str, int | None]:
 
 
 def _parts(run: Run, ratio: float) -> tuple[int, int | None]:
-    """(devices per card, cards of its usual node) where so many ranks per published card are what it counts as, or where
-    a node has so many that they are cards of two dies."""
+    """(devices per card, cards of its usual node) where so many ranks per published card are what it counts as, or
+    where a node has so many that they are cards of two dies."""
     counts, usual_node = next(((c, n) for pattern, c, n in _PARTS if pattern.search(run.gpu or "")), ((), None))
     if _TWO_DIES.search(run.gpu or "") and ratio == 1 and run.gpus_per_node in _CARDS_OF_NODE:
         return 2, usual_node

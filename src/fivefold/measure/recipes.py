@@ -73,7 +73,7 @@ def _is_compiled(run: Run, line: Framework) -> bool:
     if re.search("compile|thunder", f"{run.framework} {run.notes} {run.overlap}", re.IGNORECASE):
         return True
     asynchronous = re.search(r"async\w{0,20}[- ]{0,3}TP", f"{run.notes} {run.overlap}", re.IGNORECASE) is not None
-    return asynchronous or precision_of(run, line)[0] in QUANTISED
+    return asynchronous or (line.compiles_quantised and precision_of(run, line)[0] in QUANTISED)
 
 
 def _by_scaling(run: Run, line: Framework) -> dict[str, Any]:

@@ -7,28 +7,47 @@ import re
 import msgspec
 
 from fivefold.layout.workload import QUANTISED
-from fivefold.measure.frameworks import Framework, line_of
+from fivefold.measure.frameworks import OTHER, Framework, line_of
 from fivefold.measure.runs import Run
-from fivefold.measure.spellings import usual_name, zero_in_name, zero_in_notes
+from fivefold.measure.spellings import backend_of, stage_in_notes, usual_name, zero_in_name, zero_in_notes
 from fivefold.measure.words import precision_in_words, trains_adapters
 from fivefold.runtime import load_runtime
 
 # Transformer Engine's modules came to Megatron-LM at the end of 2022 (from memory).
 _TRANSFORMER_ENGINE = "2022-12"
 _TPU = re.compile(r"tpu|\bv\d[epx]|\bv\d-\d|trillium|ironwood", re.IGNORECASE)
+_OF_NVIDIA = re.compile(r"\bG?[ABHV][1-3]00|\bA100|DGX|HGX|NVIDIA", re.IGNORECASE)
+# Devices whose software is one line's, in the order in which they count.
+_DEVICES = ((_TPU, "jax"), (re.compile(r"trainium|\btrn\d", re.IGNORECASE), "nxd"))
 
 
 def framework_of(run: Run) -> Framework:
     """The line of a row's framework, by its usual name or by another spelling; OTHER where none is known."""
-    line = line_of(usual_name(run.framework or "", run.notes or ""))
+    name = usual_name(run.framework or "", run.notes or "")
+    line = line_of(name)
+    if line is OTHER:
+        line = line_of(_name_of_other(run, name))
     if line.split_as and (run.tp or 1) * (run.pp or 1) > 1:
         line = line_of(line.split_as)
     if line.older_as and dated(run) < _TRANSFORMER_ENGINE:
         line = line_of(line.older_as)
+    if line.piped_as and (run.pp or 1) > 1:
+        line = msgspec.structs.replace(line_of(line.piped_as), stands_in=True, pipeline_fills=False)
     kind, _ = precision_of(run, line)
     half = kind == "fp16" and dated(run) < line.since
     changes = line.quantised if kind in QUANTISED else line.half if half else {}
     return msgspec.structs.replace(line, **changes, **(line.on_tpus if _TPU.search(run.gpu or "") else {}))
+
+
+def _name_of_other(run: Run, name: str) -> str:
+    """The name of a line for a framework that none names: what its notes say that it runs on, else what runs on such
+    devices; submissions to MLPerf on NVIDIA's run NVIDIA's (from memory)."""
+    if "mlperf" in name and _OF_NVIDIA.search(run.gpu or ""):
+        return "nemo"
+    backend = backend_of(run.notes or "")
+    if backend:
+        return backend
+    return next((line for pattern, line in _DEVICES if pattern.search(run.gpu or "")), name)
 
 
 def precision_of(run: Run, line: Framework) -> tuple[str, bool]:
@@ -64,6 +83,8 @@ def zero_of(run: Run, line: Framework) -> tuple[int, bool]:
     named = min(run.zero, 3) if run.zero is not None else zero_in_name(run.framework or "")
     if named is None and line.stage_in_notes:
         named = zero_in_notes(run.notes or "")
+    if named is None and run.dist_opt is None:
+        named = stage_in_notes(f"{run.notes}; {run.overlap}")
     if named is not None:
         whole = line.zero < 2 and (_scatters_sums(line) or (run.pp or 1) > 1)
         return (1 if named == 2 and whole else named), True
@@ -71,6 +92,8 @@ def zero_of(run: Run, line: Framework) -> tuple[int, bool]:
         return run.dist_opt, True
     if is_before_te(run, line):
         return 0, False
+    if line.sharded == "deepspeed-zero" and line.zero == 3 and (run.ep or 1) > 1:
+        return 2, False  # "MoE not supported with Stage 3" (deepspeed/runtime/engine.py, from memory)
     if line.zero > 1 and line.shards_without_pipeline and (run.pp or 1) > 1:
         return 1, False
     return line.zero, False

@@ -20,7 +20,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
 
     starts: how its name starts, in lower case.
     split_as, older_as: the name whose line rows with tensor or pipeline parallelism have, and rows older than
-        Transformer Engine; "": this one.
+        Transformer Engine; "": this one. piped_as: the name of the framework that composes its shards of parameters
+        with a pipeline, which it has none of itself.
     pytorch: whether its blocks are PyTorch's own, which compile and quantise as a row asks, and whose attention has a
         kernel for every GPU.
     runtime, sharded: the profiles that predict it with ZeRO 0 and 1, and with fully sharded parameters; before_te: with
@@ -48,6 +49,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     changes: numbers of the profile that its recipes set otherwise. eras: those of some of its releases. since, newer:
         from that year and month on these too. before: numbers of the profile of before_te; `newer` are of that one too
         where there is one. changes_sharded: with fully sharded parameters.
+    compiles_quantised: of PyTorch's own blocks, whether 8-bit recipes bring torch.compile (torchao's are made for it).
     quantised, half: fields of this line that rows with 8-bit or narrower recipes have otherwise, and that rows in fp16
         dated before `since` have. on_tpus: those that rows on TPUs have otherwise.
     precision: where not stated. grad_dtype: gradients as they are accumulated and reduced ("bf16": in 16 bit);
@@ -68,6 +70,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     starts: tuple[str, ...]
     split_as: str = ""
     older_as: str = ""
+    piped_as: str = ""
     pytorch: bool = False
     runtime: str
     sharded: str = "torchtitan"
@@ -95,6 +98,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     newer: dict[str, Any] = {}
     before: dict[str, Any] = {}
     changes_sharded: dict[str, Any] = {}
+    compiles_quantised: bool = True
     quantised: dict[str, Any] = {}
     half: dict[str, Any] = {}
     on_tpus: dict[str, Any] = {}

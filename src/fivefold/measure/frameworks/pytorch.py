@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from fivefold.measure.frameworks.line import Era, Framework
+from fivefold.measure.frameworks.line import FLASH_USUAL, Era, Framework
 from fivefold.runtime import load_runtime
 
 # FlashAttention's cross-entropy (csrc/xentropy, from memory): a kernel that reads 16-bit logits for the largest and
@@ -13,6 +13,10 @@ _XENTROPY = {"loss_moved_bytes": (4.0, 4.0), "loss_bytes_per_logit": 4}
 # FSDP1 that reduces in 16 bit: gradients of the flat parameter's views are concatenated (2 read, 2 written), and only
 # the reduced shard is cast.
 _SIXTEEN_BIT_SCATTER = {"scatter_copy_bytes": 4.0}
+_FOUNDRY = {"gather_copy_bytes": 0.0, "backward_gathers_wait": True, **_SIXTEEN_BIT_SCATTER, **_XENTROPY}
+# Its amp_fp8 puts Transformer Engine's linear layers into the blocks (fc_type te; from memory), whose kernels cast once
+# and keep the cast input; what FSDP gathers stays in 16 bit.
+_TRANSFORMER_ENGINE = {"compiled_casts": False, "quantised_gathers": False, "fp8_saves_inputs": True}
 
 # torchtitan's main branch at the latest (runtime/torchtitan.py, MAIN), and PyTorch 2.11 (the month from memory), have
 # cuDNN's attention. A row that does not say when it ran is taken to be of before.
@@ -79,7 +83,9 @@ LINES: tuple[Framework, ...] = (
         stands_in=True,
         zero=3,
         kernel="fa1",
-        changes={"gather_copy_bytes": 0.0, "backward_gathers_wait": True, **_SIXTEEN_BIT_SCATTER, **_XENTROPY},
+        changes=_FOUNDRY,
+        compiles_quantised=False,
+        quantised={"changes": {**_FOUNDRY, **_TRANSFORMER_ENGINE}},
         source="the tables are of 2023 and FlashAttention 1 (from memory), but those of H100, for which its benchmarks "
         "install FlashAttention 2 (submit_benchmarks.py, gpu-flash2, read); Composer's FSDP is FULL_SHARD with "
         "backward_prefetch BACKWARD_POST (FSDPConfig, read), which overlaps scatters and no gathers in backward "
@@ -95,6 +101,7 @@ LINES: tuple[Framework, ...] = (
     ),
     Framework(
         starts=("fsdp2", "olmo-core", "open_lm"),
+        piped_as="torchtitan",
         pytorch=True,
         runtime="deepspeed",
         sharded="fsdp",
@@ -103,7 +110,7 @@ LINES: tuple[Framework, ...] = (
         eras=_ERAS,
         source="fully_shard over every rank; without it plain PyTorch replicas, as deepspeed's",
     ),
-    _FSDP1,
+    replace(_FSDP1, piped_as="torchtitan"),
     replace(
         _FSDP1,
         starts=("olmo",),
@@ -118,6 +125,14 @@ LINES: tuple[Framework, ...] = (
         recomputes_in_part=False,
         source="as fsdp, around transformers' models, whose gradient_checkpointing_enable knows all blocks or none "
         "(from memory)",
+    ),
+    Framework(
+        starts=("metaseq",),
+        runtime="megatron",
+        stands_in=True,
+        zero=3,
+        unfused_until=FLASH_USUAL,
+        source="FairScale's FullyShardedDataParallel around Megatron-LM's tensor parallelism (Zhang et al. 2022, 2.4)",
     ),
     Framework(
         starts=("ddp",),
