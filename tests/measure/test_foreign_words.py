@@ -94,3 +94,90 @@ def test_llm_foundrys_8_bit_layers_are_transformer_engines():
     assert compiled.changes["ring_waits"]
     assert "compiled_casts" not in compiled.changes
     assert predict(choose(case)).seconds.value < predict(choose(compiled)).seconds.value
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "layers"),  # of 16 blocks of a pipeline rank
+    [
+        ("selective AC every 3rd block", "full", 5), ("every other layer", "full", 8), ("50% of layers", "full", 8),
+        ("selective (every 2 layers)", "full", 8), ("8 of 32 layers", "full", 4), ("1/2 of blocks", "full", 8),
+        ("recompute_num_layers=4 block", "full", 4), ("full (12 layers)", "full", 12), ("12 layers", "full", 12),
+        ("full (uniform, 1 layer)", "full", None), ("act-ckpt", "full", None), ("grad ckpt", "full", None),
+        ("AC: full", "full", None), ("per-layer recompute", "full", None), ("unsloth", "full", None),
+        ("not used", "none", None), ("N", "none", None), ("memory budget 0.5", "selective", None),
+        ("attention only", "selective", None),
+    ],
+)  # fmt: skip
+def test_blocks_that_are_recomputed_in_other_words(words, kind, layers):
+    for stated in (None, "unknown", "selective" if kind == "full" and layers else None):
+        recompute = read(recompute=words, recompute_kind=stated, pp=2, gbs=128).layout.recompute
+        assert (recompute.kind, recompute.layers) == (kind, layers)
+
+
+@pytest.mark.parametrize(
+    ("notes", "kind"),
+    [
+        ("FSDP; gradient checkpointing", "full"), ("FSDP, full AC, compile", "full"), ("per-op SAC", "selective"),
+        ("no activation checkpointing; 8 nodes", "none"), ("selective AC + compile", "selective"),
+        ("recompute not stated (activation checkpointing used in scripts)", None), ("act ckpt null", None),
+        ("recompute not in csv", None),
+    ],
+)  # fmt: skip
+def test_a_phrase_of_its_own_in_notes_says_what_is_recomputed(notes, kind):
+    case = read(recompute_kind=None, notes=notes)
+    assert ("recompute" in case.assumed) == (kind is None)
+    assert kind is None or case.layout.recompute.kind == kind
+    assert read(recompute="none", recompute_kind=None, notes=notes).layout.recompute.kind == "none"
+
+
+@pytest.mark.parametrize(
+    ("framework", "notes", "held"),
+    [
+        ("LLaMA-Factory", "ds_z3_offload", "optimizer,parameters"),
+        ("DeepSpeed", "ZeRO-3 offload (optimizer + params)", "optimizer,parameters"),
+        ("DeepSpeed", "ZeRO-3 offload (optimizer)", "optimizer"),
+        ("DeepSpeed", "ZeRO-2 + offload", "optimizer"),
+        ("Megatron-DeepSpeed ZeRO-3 + CPU offload", "optimizer states offloaded to CPU", "optimizer"),
+        ("HF Trainer + DeepSpeed", "table cols {'Zero': '3', 'Opt Offl': 'Y', 'Par Offl': 'N'}", "optimizer"),
+        ("HF Trainer + DeepSpeed", "table cols {'Opt Offl': 'N', 'Par Offl': 'N'}", "none"),
+        ("torchtune", "CPU offload", "optimizer,parameters"),
+        ("PyTorch FSDP", "full AC; CPU offload=False", "none"),
+    ],
+)
+def test_what_the_hosts_hold_in_other_words(framework, notes, held):
+    assert read(framework=framework, notes=notes).work.offload.words == held
+
+
+@pytest.mark.parametrize(
+    ("framework", "words", "groups"),  # of 64 ranks, 8 a node
+    [
+        ("torchtitan", "HSDP: shard 16, replicate 4", 4), ("torchtitan", "data_parallel_shard_degree=8", 8),
+        ("torchtitan", "data_parallel_replicate_degree = 2", 2), ("OLMo-core", "hsdp, 2 replicas of 32", 2),
+        ("PyTorch FSDP", "hybrid sharding: 2 nodes per shard group", 4), ("AXLearn", "mesh: data=8 fsdp=8", 8),
+        ("MaxText", "ici_fsdp_parallelism=8 dcn_data_parallelism=8", 8), ("MaxText", "ici_fsdp_parallelism=64", 1),
+        ("torchtitan", "FSDP; 2 replicas of the service", 1),
+    ],
+)  # fmt: skip
+def test_groups_of_shards_in_other_words(framework, words, groups):
+    assert read(framework=framework, notes=words).layout.dp_replicate == groups
+
+
+def test_what_is_sent_in_8_bits_is_no_precision_of_products():
+    for words in ("bf16 with fp8 dispatch", "bf16; FP8 all-gather", "8-bit AdamW, bf16"):
+        assert read(precision=words, precision_kind=None).work.precision == "bf16"
+    assert read(precision="float8 (float8 all-gather)", precision_kind=None).work.precision == "fp8"
+    assert read(precision="MXFP4", precision_kind=None, gpu="B200").work.precision == "nvfp4"
+
+
+def test_schedules_that_no_profile_has_are_marked():
+    for words in ("ZB-2p", "V-Half", "Hanayo", "Chimera"):
+        case = read(notes=words, pp=4, vpp=1, gbs=128)
+        assert case.layout.schedule is None and "schedule" in case.assumed
+    assert "schedule" not in read(notes="1F1B", pp=4, vpp=1, gbs=128).assumed
+
+
+def test_kernels_by_other_names_are_no_materialised_scores():
+    row: dict[str, Any] = {"framework": "Megatron-DeepSpeed", "gated_mlp": 0, "seq": 2048}
+    for words in ("FlexAttention", "pallas", "aiter (CK)"):
+        assert read(**row, attention=words).work.attention == "flash"
+    assert read(framework="torchtitan", attention="w/o FA").work.attention == "unfused"

@@ -12,9 +12,11 @@ from fivefold.measure.words import denied
 # The most that Megatron's fused softmax took (fused_softmax.py in 2022, from memory).
 _MOST_UNFUSED_KEYS = 4096
 # What a row calls attention without a flash kernel, or without a fused one: that it has none.
-_WITHOUT = denied(r"(?:flash|fused)(?:[ -]?att\w*)?")
+_WITHOUT = denied(r"(?:flash|fused|fa\b)(?:[ -]?att\w*)?")
 _MATERIALISED = re.compile(r"\b(?:eager|naive|math|standard|vanilla)\b|^torch$")
-_FUSED = re.compile(r"flash|fused|sdpa|triton|xformers|memory[- ]efficient|cudnn|splash|\bfa-?[1-4]\b")
+_FUSED = re.compile(
+    r"flash|fused|sdpa|triton|xformers|memory[- ]efficient|cudnn|splash|\bfa-?[1-4]\b|flex|pallas|aiter|\bck\b"
+)
 
 
 def is_unfused(run: Run, line: Framework, *, flash: bool = True) -> tuple[bool, bool]:

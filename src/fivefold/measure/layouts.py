@@ -12,6 +12,7 @@ from fivefold.measure.frameworks import Framework
 from fivefold.measure.frameworks.profiles import KEEPS_GATHERED_IN_PIPELINES
 from fivefold.measure.policies import stated_policy
 from fivefold.measure.recipes import options_of
+from fivefold.measure.recomputation import blocks_recomputed, recompute_kind
 from fivefold.measure.runs import Run
 from fivefold.measure.schedules import DUALPIPE, V_SHAPED, schedule_of, schedules_of
 from fivefold.measure.unstated import (
@@ -23,7 +24,6 @@ from fivefold.measure.unstated import (
 )
 from fivefold.measure.words import (
     is_ulysses,
-    recompute_kind,
     shard_groups,
     trains_adapters,
 )
@@ -64,7 +64,7 @@ def layout_of(
         sequence_parallel=(has_sequence_parallelism(run, line) if run.sp is None else bool(run.sp)) and tp > 1,
         micro_batch=_micro_batch(run, line, assumed),
         schedule=schedule_of(run, pp, vpp, assumed),
-        recompute=_recompute(run, line, assumed),
+        recompute=_recompute(run, line, -(-model.layers // pp), assumed),
         overlap=_overlap(run, model, line, assumed),
         **_stages(run, model, vpp, line, runtime, assumed),
     )
@@ -178,7 +178,8 @@ def _etp(run: Run, tp: int, line: Framework, assumed: set[str]) -> int:
     return tp if line.experts_share_tp or (run.ep or 1) == 1 else 1
 
 
-def _recompute(run: Run, line: Framework, assumed: set[str]) -> Recompute:
+def _recompute(run: Run, line: Framework, blocks: int, assumed: set[str]) -> Recompute:
+    """As stated, of a pipeline rank's `blocks`."""
     kind = recompute_kind(run)
     if line.policies and kind != "none" and stated_policy(run) is not None:
         return Recompute(kind="full")  # but for what the policy keeps
@@ -186,9 +187,11 @@ def _recompute(run: Run, line: Framework, assumed: set[str]) -> Recompute:
         assumed.add("recompute")
         return Recompute()
     text = (run.recompute or "").lower()
-    layers = re.search(r"block num_layers=(\d{1,5})\b|\bblock\b[^;]{0,30}?\b(\d{1,5}) (?:transformer )?layers\b", text)
+    some = blocks_recomputed(run, blocks)
+    if kind != "none" and some is not None:
+        return Recompute(kind="full", layers=some)
     if kind == "full":
-        return Recompute(kind="full", layers=int(layers[1] or layers[2]) if layers else None)
+        return Recompute(kind="full")
     if kind == "none":
         return Recompute()
     if load_runtime(line.runtime).selective_by_operation:

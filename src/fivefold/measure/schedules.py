@@ -21,6 +21,12 @@ _SCHEDULES: tuple[tuple[str, ScheduleKind], ...] = (
 V_SHAPED: dict[ScheduleKind, int] = {"zbv": 2, "dualpipev": 2}
 # Its point is that exchanges of experts run beside the other direction's compute (DeepSeek-V3 report, 3.2.1).
 DUALPIPE = re.compile(r"\bdual-?pipe", re.IGNORECASE)
+# What no profile has: priced as any other pipeline of its chunks.
+_OTHERS = re.compile(
+    r"\bv-?(?:half|min)\b|\bzb-?(?:2p|h2)\b|\bzbb\b|hanayo|\bchimera\b|slim-?pipe|seq-?1f1b|breadth[- ]first"
+    r"|pipe-?offload",
+    re.IGNORECASE,
+)
 
 
 def schedule_of(run: Run, pp: int, vpp: int, assumed: set[str]) -> ScheduleKind | None:
@@ -28,7 +34,8 @@ def schedule_of(run: Run, pp: int, vpp: int, assumed: set[str]) -> ScheduleKind 
     if pp == 1:
         return None
     named = schedules_of(run)
-    if DUALPIPE.search(f"{run.framework} {run.notes}") and "dualpipev" not in named:
+    words = f"{run.framework} {run.notes}"
+    if (DUALPIPE.search(words) and "dualpipev" not in named) or _OTHERS.search(words):
         assumed.add("schedule")  # two copies of the parameters, from both ends: priced as any other pipeline
     return next((kind for kind in named if vpp == V_SHAPED.get(kind, 1)), None)
 

@@ -13,30 +13,16 @@ from fivefold.runtime import load_runtime
 _PRECISIONS: tuple[tuple[str, str], ...] = (
     (r"mx-?fp8|fp-?8[-_ ]?mx|\bmx\b", "mxfp8"),
     (r"\bnf-?4|\bbnb|q-?lora", "bf16"),  # 4-bit weights, of which a product is made in 16
-    (r"nv-?fp4|\bfp4|4-bit", "nvfp4"),
+    (r"(?:nv|mx)-?fp4|\bfp4|4-bit", "nvfp4"),
     (r"fp-?8|float8|e4m3|e5m2", "fp8"),
     (r"bf-?16|bfloat", "bf16"),
     (r"fp-?16|float16|\bhalf\b|16-mixed|\bamp o[12]\b|\bapex\b", "fp16"),
-    (r"fp-?32|float32|\btf-?32|\bsingle\b", "fp32"),
+    (r"fp-?32|float32|\btf-?32|\bsingle\b|\b32-true", "fp32"),
 )
-_AGAIN = r"(?:(?:gradient|activation)[ _-])?(?:checkpoint|re-?comput)"
-# "None set in recipe override" says nothing.
-_RECOMPUTATION: tuple[tuple[str, str], ...] = (
-    (
-        r"^(none|no|off|false|0|disabled|without)( ac)?( ?\([^()]*\))?$|\bac off$"
-        r"|^(remat|recompute)\w*\W{1,3}(none|false|off)",
-        "none",
-    ),
-    (
-        r"selective|core[_ -]?attn|core attention|\bsac\b|--recompute-activations|\b(per-)?op(-level| ac)?\b",
-        "selective",
-    ),
-    # Policies of JAX that keep products; "full" keeps nothing.
-    (r"\bminimal|\bsave_\w+|dots?_\w*saveable", "selective"),
-    (r"^(full|on|yes|true|1|uniform|block|enabled)\b|(gradient|activation)[ _-](re-?comput|checkpoint)", "full"),
-    (r"checkpoint-activations|(recompute|checkpoint)\w*[-_ ]granularity\W{1,3}full|nothing_saveable", "full"),
-    (r"^(ac|gc|remat|act ckpt|checkpoint(ing)?)$|^(remat|recompute)\w*\W{1,3}(full|true|on|yes)\b", "full"),
-    (r"\b(layernorm|norm|mla_up_proj|moe_act|swiglu|mlp|moe|shared_experts)\b", "selective"),
+# What is sent or kept in 8 bits beside products in 16.
+_SENT = re.compile(
+    r"\b(?:fp-?8|float8|8-?bit)[- _]"
+    r"(?:dispatch|combine|a2a|all-?to-?all|all-?gather|communication|comm|adamw?|optim\w*)\b"
 )
 _DENIED = (
     r"\b(?:no|not|non|without|w/o)[ -](?:\w+[ -])?(?:{0})\w*"
@@ -52,25 +38,9 @@ def denied(what: str) -> re.Pattern[str]:
 def precision_in_words(text: str) -> str | None:
     """The precision that `text` names, None where it names none."""
     lower = text.strip().lower()
+    lower = _SENT.sub(" ", lower) if re.search(r"bf-?16|fp-?16", lower) else lower
     found = ((kind, pattern) for pattern, kind in _PRECISIONS if re.search(pattern, lower))
     return next((kind for kind, pattern in found if not denied(pattern).search(lower)), None)
-
-
-def recompute_kind(run: Run) -> str:
-    """The kind of recomputation: of its column, else of its text; "unknown" where neither says."""
-    if run.recompute_kind not in (None, "unknown"):
-        return run.recompute_kind
-    text = (run.recompute or "").strip().lower()
-    no = denied(_AGAIN).search(text)
-    if no is None:
-        return _kind_in_words(text)
-    before = text[: no.start()].rstrip()  # "selective, no full recomputation"
-    kind = _kind_in_words(before[:-1]) if before.endswith((",", ";")) else "unknown"
-    return kind if kind != "unknown" else "none"
-
-
-def _kind_in_words(text: str) -> str:
-    return next((kind for pattern, kind in _RECOMPUTATION if re.search(pattern, text)), "unknown")
 
 
 def trains_adapters(run: Run) -> bool:
@@ -89,13 +59,20 @@ def is_finetuned(run: Run) -> bool:
 
 
 # What the host's memory holds by a framework's name and notes. Disks, which ZeRO-Infinity may use too, are not
-# modelled; activations that are offloaded are left where they are: they move beside compute.
+# modelled; activations that are offloaded are left where they are: they move beside compute. A table's columns are
+# written as "'Opt Offl': 'Y'".
+_STAGE = r"(?<![a-z])z(?:ero)?[-_ ]?(?:stage[-_ ]?)?"
 _OFFLOADED: dict[str, re.Pattern[str]] = {
     "optimizer": re.compile(
         r"zero-?(offload|infinity)|optimi[sz]er[^;.]{0,30}offload(?!\w*=false)|offload_optimizer"
+        rf"|{_STAGE}[23][-_ +]{{1,3}}offload(?!\w*[=:])|nvme offload|'opt offl': 'y'"
         r"|(?<!act )(?<!activation )cpu offload(?!=)"
     ),
-    "parameters": re.compile(r"zero-?infinity|offload_param|parameters?[^;.]{0,20}offload"),
+    "parameters": re.compile(
+        r"zero-?infinity|offload_param|parameters?[^;.]{0,20}offload|offload[^;.]{0,24}\bparam"
+        rf"|{_STAGE}3[-_ +]{{1,3}}offload(?! ?\(opt\w*\))(?!\w*[=:])|'par offl': 'y'"
+        r"|(?:fsdp|torchtune)[^;]*;.*(?<!act )(?<!activation )cpu offload(?!=)"  # CPUOffload moves parameters
+    ),
 }
 
 
@@ -120,8 +97,18 @@ _GROUPS = re.compile(
     re.IGNORECASE,
 )
 _SHARDS = re.compile(
-    r"\b(?:dp_shard|(?:shard|sharding)[_ ](?:degree|size|group(?:[_ ]size)?))\D{0,3}(\d{1,6})\b", re.IGNORECASE
+    r"\b(?:dp_shard|(?:shard|sharding)[_ ](?:degree|size|group(?:[_ ]size)?))\D{0,3}(\d{1,6})\b"
+    r"|\b(?:data_parallel_shard_degree|ici_fsdp(?:_parallelism)?)\W{1,3}(\d{1,6})\b"
+    r"|\bhsdp\b.{0,12}\bshard(?:ed)?(?: over| across)? (\d{1,6})\b(?! nodes)",
+    re.IGNORECASE,
 )
+_REPLICAS = re.compile(
+    r"\b(?:dp_replicate|data_parallel_replicate_degree)\D{0,3}(\d{1,6})\b"
+    r"|\bdcn_(?:data_parallelism|data|dp)\W{1,3}(\d{1,6})\b|\bdata ?= ?(\d{1,6})\W{1,3}fsdp\b"
+    r"|\bhsdp\b.{0,40}\b(\d{1,6}) replicas\b|\bhsdp\b.{0,40}\breplicate[d=: ]{1,3}(\d{1,6})\b",
+    re.IGNORECASE,
+)
+_NODES_EACH = re.compile(r"\b(\d{1,5}) nodes? (?:per|a|each) shard", re.IGNORECASE)
 
 
 def shard_groups(run: Run, zero: int, runtime: str, nodes: tuple[int, ...] = (1,)) -> tuple[int, ...]:
@@ -132,9 +119,9 @@ def shard_groups(run: Run, zero: int, runtime: str, nodes: tuple[int, ...] = (1,
     if zero < 2 or load_runtime(runtime).sharding != "fully_sharded":
         return (1,)
     ranks = (run.gpus or 1) // ((run.tp or 1) * (run.pp or 1))
-    stated = re.search(r"dp_replicate\D{0,3}(\d{1,6})\b", words)
+    stated = _REPLICAS.search(words)
     if stated:
-        groups = int(stated[1])
+        groups = _number_of(stated)
         return (groups if groups and ranks % groups == 0 else 1,)
     counted = _GROUPS.search(words)
     groups = int(counted[1] or counted[2]) if counted else 0
@@ -144,5 +131,12 @@ def shard_groups(run: Run, zero: int, runtime: str, nodes: tuple[int, ...] = (1,
     if shards is None and not re.search(r"\bhsdp\b|hybrid[_ -]shard|\bfsdp ?\+ ?dp\b", words, re.IGNORECASE):
         return (1,)
     one_node = max((run.gpus_per_node or 8) // (run.tp or 1), 1)
-    widths = [int(shards[1])] if shards else [one_node * number for number in nodes]
+    spanned = _NODES_EACH.search(words)
+    nodes = (int(spanned[1]),) if spanned else nodes
+    widths = [_number_of(shards)] if shards else [one_node * number for number in nodes]
     return tuple(dict.fromkeys(ranks // inside if inside and ranks % inside == 0 else 1 for inside in widths))
+
+
+def _number_of(found: re.Match[str]) -> int:
+    """The number in whichever group of a pattern was found."""
+    return next(int(number) for number in found.groups() if number)
