@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from foreign import NO_SIZES, SIZES, block_of, read
 
@@ -141,6 +143,16 @@ def test_experts_in_every_other_block_follow_from_the_number_of_parameters():
     assert [len(every.kinds), len(other.kinds), len(neither.kinds)] == [1, 2, 1]
     assert count_params(other).total / 1e9 == pytest.approx(52, rel=0.03)
     assert [run.block.feed.num_experts for run in other.runs[1::2]] == [128] * 12  # type: ignore[union-attr]
+
+
+def test_whether_experts_are_gated_follows_from_the_number_of_parameters():
+    sizes: dict[str, Any] = {
+        **NO_SIZES, "model": "gpt-moe", "arch": "moe", "layers": 60, "hidden": 4096, "heads": 32, "kv_heads": 8,
+        "vocab": 65536, "experts": 32, "topk": 3, "moe_ffn": 14336,
+    }  # fmt: skip
+    for billions, gated in ((352, True), (228, False), (None, False), (1000, False)):
+        assert read(**sizes, params_b=billions).model.runs[0].block.feed.gated == gated
+    assert not read(**{**sizes, "gated_mlp": 0}, params_b=352).model.runs[0].block.feed.gated
 
 
 def test_a_cut_down_that_spreads_experts_has_some():

@@ -106,7 +106,19 @@ def _model_of(run: Run, assumed: set[str]) -> ModelSpec:
     if missing:
         raise _unknown(f"not stated: {', '.join(missing)}", run)
     whole = _built(run, assumed)
-    return _alternating(run, whole) if _alternates(run, whole) else whole
+    if _alternates(run, whole):
+        return _alternating(run, whole)
+    return _of_other_gate(run, whole) or whole
+
+
+def _of_other_gate(run: Run, whole: ModelSpec) -> ModelSpec | None:
+    """The mixture with experts gated otherwise than its family's, where a row does not say and only so they have as many
+    parameters as were published."""
+    if run.gated_mlp is not None or run.params_b is None or not whole.is_moe:
+        return None
+    other = _built(msgspec.structs.replace(run, gated_mlp=int(not _is_gated(run))), set())
+    mine, its = (abs(math.log(count_params(model).total / (run.params_b * 1e9))) for model in (whole, other))
+    return other if its < _COUNTED_ALIKE < mine else None
 
 
 def _alternates(run: Run, whole: ModelSpec) -> bool:

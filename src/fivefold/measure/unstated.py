@@ -19,6 +19,9 @@ _TPU = re.compile(r"tpu|\bv\d[epx]|\bv\d-\d|trillium|ironwood", re.IGNORECASE)
 _OF_NVIDIA = re.compile(r"\bG?[ABHV][1-3]00|\bA100|DGX|HGX|NVIDIA", re.IGNORECASE)
 # Devices whose software is one line's, in the order in which they count.
 _DEVICES = ((_TPU, "jax"), (re.compile(r"trainium|\btrn\d", re.IGNORECASE), "nxd"))
+# Shards of parameters under pipeline parallelism, as another's composition has them, but for keys and values, which
+# context-parallel ranks gather as few as they are (Llama 3 report, 3.3.2, from memory).
+_COMPOSED = {"stands_in": True, "pipeline_fills": False, "changes": {"repeats_keys_and_values": False}}
 
 
 def framework_of(run: Run) -> Framework:
@@ -32,7 +35,7 @@ def framework_of(run: Run) -> Framework:
     if line.older_as and dated(run) < _TRANSFORMER_ENGINE:
         line = line_of(line.older_as)
     if line.piped_as and (run.pp or 1) > 1:
-        line = msgspec.structs.replace(line_of(line.piped_as), stands_in=True, pipeline_fills=False)
+        line = msgspec.structs.replace(line_of(line.piped_as), **_COMPOSED)
     kind, _ = precision_of(run, line)
     half = kind == "fp16" and dated(run) < line.since
     changes = line.quantised if kind in QUANTISED else line.half if half else {}
