@@ -76,7 +76,7 @@ def test_other_columns_are_counted_as_unused(tmp_path):
         ("id,tp\na-1,0\n", "line 2, column tp", "above 0"),
         ("id,tp\na-1,-3\n", "line 2, column tp", "above 0"),
         ("id,zero\na-1,-1\n", "line 2, column zero", "0 or more"),
-        ("id,sp\na-1,2\n", "line 2, column sp", "0 or 1"),
+        ("id,dist_opt\na-1,2\n", "line 2, column dist_opt", "0 or 1"),
         ("id,step_time_s\na-1,nan\n", "line 2, column step_time_s", "finite"),
         ("id,step_time_s\na-1,1e400\n", "line 2, column step_time_s", "finite"),
         ("id,gbs\na-1,1e30\n", "line 2, column gbs", "more than 1,000,000,000"),
@@ -223,3 +223,22 @@ def test_what_is_written_is_read_back(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("round") / "runs.csv"
     path.write_text(stream.getvalue(), encoding="utf-8")
     assert [(run.id, run.tp, run.model) for run in read_runs(path).runs] == rows
+
+
+@pytest.mark.parametrize(
+    ("row", "sp", "cp"),
+    [("8,8,1", 1, 1), ("8,1,", 0, 8), ("8,,", 0, 8), ("8,1,4", 0, 4), ("1,8,1", 1, 1), ("0,8,1", 0, 1)],
+)
+def test_a_degree_of_sequence_parallelism_is_tensor_parallel_ranks_or_a_degree_of_its_own(tmp_path, row, sp, cp):
+    path = tmp_path / "runs.csv"
+    path.write_text(f"id,sp,tp,cp\na-1,{row}\n")
+    run = read_runs(path).runs[0]
+    assert (run.sp, run.cp) == (sp, cp)
+
+
+@pytest.mark.parametrize(("cell", "stage"), [("FSDP", 3), ("FSDP2", 3), ("full_shard", 3), ("DDP", 0), ("ZeRO-2", 2)])
+def test_stages_by_the_names_of_pytorchs_shards(tmp_path, cell, stage):
+    path = tmp_path / "runs.csv"
+    path.write_text(f"id,zero,gbs\na-1,{cell},8.4M\n")
+    run = read_runs(path).runs[0]
+    assert (run.zero, run.gbs) == (stage, round(8.4 * 2**20))

@@ -112,8 +112,8 @@ def _model_of(run: Run, assumed: set[str]) -> ModelSpec:
 
 
 def _of_other_gate(run: Run, whole: ModelSpec) -> ModelSpec | None:
-    """The mixture with experts gated otherwise than its family's, where a row does not say and only so they have as many
-    parameters as were published."""
+    """The mixture with experts gated otherwise than its family's, where a row does not say and only so they have as
+    many parameters as were published."""
     if run.gated_mlp is not None or run.params_b is None or not whole.is_moe:
         return None
     other = _built(msgspec.structs.replace(run, gated_mlp=int(not _is_gated(run))), set())

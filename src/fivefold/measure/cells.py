@@ -40,6 +40,11 @@ _MULTIPLES: dict[str, dict[str, float]] = {
 _UNITS = {"ms": 1e-3, "mib": 2.0**-10, "mb": 1e-3}
 # No published batch has so many sequences; GPT-3's of 3.2 million is in tokens.
 MOST_SEQUENCES = 100_000
+# Stages by the names of PyTorch's shards.
+_SHARDED = (
+    (re.compile(r"(?:full|hybrid)_?shard|[fh]sdp", re.IGNORECASE), 3.0),
+    (re.compile(r"ddp", re.IGNORECASE), 0.0),
+)
 _STAGE = re.compile(r"(?:zero|stage)[-_ ]{0,3}(?:stage|dp)?[-_ ]{0,3}([0-3])(?!\d)", re.IGNORECASE)
 # Degrees of which 0 means that the axis is off.
 _OFF_AT_ZERO = ("cp", "vpp", "ep", "etp")
@@ -71,6 +76,10 @@ def value(cell: str, name: str, kind: type, place: str) -> Any:
     if cell.lower() in _NOT_STATED:
         return None
     number = _number(cell, name, place)
+    if name == "gbs" and number > MOST_SEQUENCES:  # tokens: "8.4M"
+        number = float(round(number))
+    if name == "sp" and number > 1 and number == int(number):  # a degree, of as many ranks as share sequences
+        return int(number)
     if name in _FLAGS and number not in (0, 1):
         raise mistake(place, f"{cell[:80]} has to be 0 or 1", "correct it", (0, 1))
     if kind is int and number != int(number):
@@ -103,6 +112,8 @@ def _number(cell: str, name: str, place: str) -> float:
         cell = _SWITCHES.get(cell.lower(), cell)
     stage = _STAGE.search(cell) if name == "zero" else None
     number = float(stage[1]) if stage else _plain(cell)
+    if math.isnan(number) and name == "zero":
+        number = next((stage for pattern, stage in _SHARDED if pattern.match(cell)), number)
     if math.isnan(number):
         number = _written(cell, name)
     if not math.isfinite(number):

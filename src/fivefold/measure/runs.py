@@ -298,6 +298,10 @@ def _row(cells: list[str], columns: list[tuple[int, str]], width: int, where: st
             fields[name] = said
             if name == "peak_mem_gb" and _BINARY.search(cell):
                 binary = "GiB"
+    if fields.get("sp", 0) > 1:  # without tensor parallelism it is heads or sequences that so many ranks share
+        if fields.get("tp", 1) == 1 and fields.get("cp", 1) == 1:
+            fields["cp"] = fields["sp"]
+        fields["sp"] = int(fields.get("tp", 1) > 1)
     if binary:
         fields["peak_mem_kind"] = " ".join(filter(None, (fields.get("peak_mem_kind"), binary)))
     if "id" not in fields:
