@@ -69,6 +69,8 @@ def test_stated_sizes_win_over_the_name():
         ({"model": "mt5-xl", "arch": None}, "no decoder"),
         ({**NO_SIZES, "model": "vit-large", "arch": "vit"}, "architecture 'vit'"),
         ({"model": "mamba-2.8b"}, "no decoder"),
+        ({"model": "SDXL", "arch": "unet"}, "architecture 'unet'"),
+        ({"model": "flux-12b", "arch": None}, "no decoder"),
         ({"model": "llama3-8b (reduced layers)", "layers": None}, "not stated: layers"),
     ],
 )
@@ -122,6 +124,7 @@ def test_hybrids_of_the_catalogue_are_read_whatever_their_architecture_is_called
     [
         ("qwen3-vl-30b-a3b", 30.5), ("Qwen2.5-VL-7B-Instruct", 7.62), ("qwen25_vl_7b", 7.62), ("llama31_8b", 8.03),
         ("Qwen3-30B-A3B-Thinking-2507 (MoE)", 30.5), ("Qwen2-72B", 72.7), ("llama-13b", 13.0),
+        ("Llama4 Maverick 17B-128E", 400.7), ("Llama-4-Scout-17B-16E-Instruct", 107.8),
     ],
 )  # fmt: skip
 def test_names_with_other_versions_and_of_models_that_read_images(model, billions):

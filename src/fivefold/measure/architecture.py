@@ -51,7 +51,7 @@ _UNGATED = re.compile(r"gpt|opt\b|opt-|bloom|pythia|neox|falcon|mpt|bert|switch|
 # states, with the classes of ImageNet.
 _OTHER = re.compile(
     r"(?<![a-z])m?t5(?![a-z])|\bt5x\b|\bbart|enc(oder)?[-/ +]*dec|seq2seq|mamba|rwkv|hyena|retnet|\bssm\b|hybrid"
-    r"|diffusion|\bvit\b|vit-|swin|resnet|whisper|\bdit\b|clip",
+    r"|diffusion|\bvit\b|vit-|swin|resnet|whisper|\bdit\b|clip|u-?net\b|\bsdxl|\bflux\b|\bdlrm\b|\brnn\b|lstm",
     re.IGNORECASE,
 )
 # DeepSeek-V2 and V3 (papers' tables of hyper-parameters): latent widths and head sizes; V2-Lite and smaller ones

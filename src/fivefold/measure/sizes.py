@@ -19,7 +19,7 @@ from fivefold.model.spec import Attention, Experts, FeedForward, ModelSpec
 
 # Words of a name that say nothing about sizes.
 _ADDED = re.compile(
-    r"[-_ ]*(instruct|base|chat|hf|it|pretrain(ing|ed)?|sft|meta|lora|proxy|style|like|thinking|vl|omni|text)\b",
+    r"[-_ ]*(instruct|base|chat|hf|it|pretrain(ing|ed)?|sft|meta|lora|proxy|style|like|thinking|vl|omni|text|\d+b-\d+e)\b",
     re.IGNORECASE,
 )
 # NeMo's recipes leave the dot of a version out: "llama31_8b", "qwen25_7b", "qwen2p5-7b".
