@@ -181,3 +181,29 @@ def test_kernels_by_other_names_are_no_materialised_scores():
     for words in ("FlexAttention", "pallas", "aiter (CK)"):
         assert read(**row, attention=words).work.attention == "flash"
     assert read(framework="torchtitan", attention="w/o FA").work.attention == "unfused"
+
+
+@pytest.mark.parametrize(
+    ("framework", "words", "grad", "param", "tp"),
+    [
+        ("Megatron-LM", "--overlap-grad-reduce --overlap-param-gather --tp-comm-overlap", True, True, True),
+        ("Megatron-LM", "overlap_grad_reduce", True, False, False),
+        ("Megatron-LM", "DP overlap; TP overlap", True, True, True),
+        ("Megatron-LM", "tp-comm-overlap off, no p2p overlap", False, False, False),
+        ("Megatron-LM", "no overlap-grad-reduce", False, False, False),
+        ("Megatron-LM", "overlap-grad-reduce=False; tp_comm_overlap=True", False, False, True),
+        ("NeMo 25.04", "no overlap", False, False, False),
+        ("NeMo 25.04", "ub_tp_comm_overlap off", True, None, True),
+        ("DeepSpeed ZeRO-1", "overlap_comm=False", False, False, False),
+        ("torchtitan", "vanilla TP", True, None, False),
+        ("torchtitan", "async TP", True, None, True),
+    ],
+)
+def test_overlap_in_options_and_in_words(framework, words, grad, param, tp):
+    overlap = read(framework=framework, overlap=words, tp=2, gbs=128).layout.overlap
+    assert (overlap.grad, overlap.param, overlap.tp) == (grad, param, tp)
+
+
+def test_what_is_said_not_to_be_compiled_is_not():
+    for words, compiled in (("torch.compile", True), ("eager, no torch.compile", False), ("compile=False", False)):
+        assert ("ring_waits" in read(framework="torchtitan", notes=words).changes) == compiled

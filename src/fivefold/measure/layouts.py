@@ -24,12 +24,20 @@ from fivefold.measure.unstated import (
 )
 from fivefold.measure.words import (
     is_ulysses,
+    said,
     shard_groups,
     trains_adapters,
 )
 from fivefold.model.spec import ModelSpec
 from fivefold.runtime import load_runtime
 
+# What runs beside compute, in options and in words.
+_GRADIENTS_OVERLAP = r"overlap[-_]grad[-_]reduce|\b(?:dp|grad\w*|all-?reduce|reduce-?scatter)[-_ ](?:comm[-_ ])?overlap"
+_PARAMETERS_OVERLAP = r"overlap[-_]param[-_]gather|\b(?:dp|param\w*|all-?gather)[-_ ](?:comm[-_ ])?overlap"
+_NONE_OVERLAPS = re.compile(
+    r"(?:^|[;,] ?)(?:(?:no|without) (?:comm\w* )?overlap\b|overlap(?:_comm)?\W{1,3}(?:off|false|none|disabled)\b)",
+    re.IGNORECASE,
+)
 _LARGE_BUBBLE, _MOST_CHUNKS = 0.25, 12
 
 
@@ -209,18 +217,18 @@ def _overlap(run: Run, model: ModelSpec, line: Framework, assumed: set[str]) -> 
     # nanotron reduces from hooks without ZeRO, and after backward with it.
     on = line.overlap != "off" and not (line.overlap == "reduce" and zero_of(run, line)[0])
     on = on and dated(run) >= line.overlaps_since and not (line.overlap == "hooks" and (run.pp or 1) > 1)
+    none = _NONE_OVERLAPS.search(text) is not None
     # Papers name a run by its techniques, in the notes.
-    named = bool(re.search(r"--tp-comm-overlap|\basync ?tp\b", f"{text} {run.notes}", re.IGNORECASE))
+    named = said(r"\btp[-_ ](?:comm[-_ ])?overlap|\basync ?tp\b", f"{text}; {run.notes or ''}")
     # NeMo's recipes for adapters overlap tensor parallelism in 8 bit only (finetune_llama3_70b.py of its
     # scripts/performance/llm, read at 002556137f).
     plain = trains_adapters(run) and precision_of(run, line)[0] not in QUANTISED
     plain = plain or (model.is_moe and not line.mixtures_overlap_tp)
+    usual_param = None if on and line.overlap not in ("reduce", "hooks") else False
     return Overlap(
-        grad="overlap-grad-reduce" in text if listed else on,
-        param="overlap-param-gather" in text
-        if listed
-        else (None if on and line.overlap not in ("reduce", "hooks") else False),
-        tp=named or (line.overlap == "on" and (run.tp or 1) > 1 and run.sp != 0 and not plain),
+        grad=not none and (said(_GRADIENTS_OVERLAP, text) if listed else on),
+        param=False if none else said(_PARAMETERS_OVERLAP, text) if listed else usual_param,
+        tp=named or (line.overlap == "on" and not none and (run.tp or 1) > 1 and run.sp != 0 and not plain),
         ep="overlap-moe-expert-parallel-comm" in text
         or "moe_a2a_overlap=True" in options_of(run, line)
         or DUALPIPE.search(f"{run.framework} {run.notes}") is not None,

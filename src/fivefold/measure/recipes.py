@@ -10,6 +10,7 @@ from fivefold.measure.frameworks import Framework
 from fivefold.measure.policies import stated_policy
 from fivefold.measure.runs import Run
 from fivefold.measure.unstated import dated, is_before_te, precision_of, zero_of
+from fivefold.measure.words import said
 from fivefold.runtime import load_runtime
 
 # Shares of a block's launches that a CUDA graph of a module replays (from the ledger's operations of a Llama block and
@@ -70,9 +71,10 @@ def _is_compiled(run: Run, line: Framework) -> bool:
     parallelize.py), and torchao's 8-bit layers are made for it ("requires torch.compile to be fast", from memory)."""
     if not line.pytorch:
         return False
-    if re.search("compile|thunder", f"{run.framework} {run.notes} {run.overlap}", re.IGNORECASE):
+    words = f"{run.notes or ''}; {run.overlap or ''}"
+    if said(r"(?:torch\.)?compile|thunder", f"{run.framework}; {words}"):
         return True
-    asynchronous = re.search(r"async\w{0,20}[- ]{0,3}TP", f"{run.notes} {run.overlap}", re.IGNORECASE) is not None
+    asynchronous = said(r"async\w{0,20}[- ]{0,3}tp", words)
     return asynchronous or (line.compiles_quantised and precision_of(run, line)[0] in QUANTISED)
 
 

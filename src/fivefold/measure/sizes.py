@@ -19,7 +19,8 @@ from fivefold.model.spec import Attention, Experts, FeedForward, ModelSpec
 
 # Words of a name that say nothing about sizes.
 _ADDED = re.compile(
-    r"[-_ ]*(instruct|base|chat|hf|it|pretrain(ing|ed)?|sft|meta|lora|proxy|style|like|thinking|vl|omni|text|\d+b-\d+e)\b",
+    r"[-_ ]*(instruct|base|chat|hf|it|pretrain(ing|ed)?|sft|meta|lora|proxy|style|like|thinking|vl|omni|text"
+    r"|\d{1,3}b-\d{1,4}e)\b",
     re.IGNORECASE,
 )
 # NeMo's recipes leave the dot of a version out: "llama31_8b", "qwen25_7b", "qwen2p5-7b".

@@ -35,6 +35,12 @@ def denied(what: str) -> re.Pattern[str]:
     return re.compile(_DENIED.format(what))
 
 
+def said(what: str, text: str) -> bool:
+    """Whether `text` says the pattern `what`, and not that it is not so."""
+    lower = text.lower()
+    return bool(re.search(what, lower)) and not denied(what).search(lower)
+
+
 def precision_in_words(text: str) -> str | None:
     """The precision that `text` names, None where it names none."""
     lower = text.strip().lower()
