@@ -207,3 +207,13 @@ def test_overlap_in_options_and_in_words(framework, words, grad, param, tp):
 def test_what_is_said_not_to_be_compiled_is_not():
     for words, compiled in (("torch.compile", True), ("eager, no torch.compile", False), ("compile=False", False)):
         assert ("ring_waits" in read(framework="torchtitan", notes=words).changes) == compiled
+
+
+@pytest.mark.parametrize("notes", ["GA=4", "grad_accum=4", "gradient accumulation: 4", "4 accumulation steps"])
+def test_accumulation_in_notes_makes_the_batch_or_the_micro_batch(notes):
+    case = read(notes=notes, mbs=2, gbs=None)
+    assert (case.work.global_batch, "gbs" in case.assumed) == (4 * 2 * 64, False)
+    case = read(notes=notes, mbs=None, gbs=512)
+    assert (case.layout.micro_batch, "micro_batch" in case.assumed) == (2, False)
+    assert read(notes=notes, mbs=1, gbs=512).layout.micro_batch == 1  # columns win
+    assert "micro_batch" in read(notes="GA=3", mbs=None, gbs=512).assumed

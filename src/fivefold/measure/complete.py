@@ -20,6 +20,12 @@ _MICRO_BATCHES_PER_STAGE = 4
 # Context of a model whose sequence is not stated: Llama 3's, Llama 2's, GPT-3's.
 _USUAL_SEQ = {"wide": 8192, "gated": 4096, "gpt": 2048}
 _LARGE_VOCAB = 100_000
+# Micro-batches of a step: "GA=16", "grad_accum 8", "4 accumulation steps".
+_ACCUMULATED = re.compile(
+    r"\b(?:ga|grad(?:ient)?[_ -]acc(?:um(?:ulation)?)?(?:[_ ]steps)?|micro-?batch count|num[_ ]micro-?batches)"
+    r"\W{1,3}(\d{1,5})\b|\b(\d{1,5}) (?:micro-?batches|(?:gradient[ -])?accumulation steps)\b",
+    re.IGNORECASE,
+)
 # (pattern in a card's name, devices that it may count as, cards of its usual node): a die each, or a core or four of
 # them, which is what ranks run on (Trainium 2 has eight, of which LNC=2 makes four; from memory).
 _PARTS = (
@@ -110,7 +116,9 @@ def _with_batch(run: Run, assumed: set[str]) -> Run:
     replica does as many micro-batches as the fullest one."""
     seq, pp = run.seq or 1, run.pp or 1
     replicas = max((run.gpus or 1) // ((run.tp or 1) * (run.cp or 1) * pp), 1)
-    gbs = run.gbs
+    gbs, accumulated = run.gbs, _accumulated(run)
+    if gbs is None and accumulated and run.mbs:
+        gbs = replicas * run.mbs * accumulated
     if gbs is None:
         assumed.add("gbs")
         gbs = replicas * (run.mbs or 1) * (1 if pp == 1 else _MICRO_BATCHES_PER_STAGE * pp)
@@ -120,4 +128,13 @@ def _with_batch(run: Run, assumed: set[str]) -> Run:
     even = math.ceil(gbs / replicas) * replicas
     if even != gbs:
         assumed.add("gbs")
-    return msgspec.structs.replace(run, gbs=even)
+    mbs = run.mbs
+    if mbs is None and accumulated and even % (replicas * accumulated) == 0:
+        mbs = even // (replicas * accumulated)
+    return msgspec.structs.replace(run, gbs=even, mbs=mbs)
+
+
+def _accumulated(run: Run) -> int:
+    """Micro-batches of a step on a replica where a row's notes say how many, 0 where they do not."""
+    found = _ACCUMULATED.search(run.notes or "")
+    return int(found[1] or found[2]) if found else 0
