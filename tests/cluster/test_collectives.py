@@ -139,6 +139,17 @@ def test_shared_network_card():
     assert float(one.ring_s_per_byte[0]) == pytest.approx(4 * float(four.ring_s_per_byte[0]))
 
 
+def test_the_one_message_that_leaves_a_node_has_a_whole_card():
+    # Two cards of 20 GB/s for four GPUs: a ring over nodes crosses each once, four rings cross it together.
+    two = msgspec.structs.replace(IDEAL[1], cards=2, card_bits_per_s=160e9)
+    cluster = ideal(gpus=64, links=(IDEAL[0], two))
+    assert seconds(cluster, "send", 1e9, 64) == pytest.approx(10e-6 + 0.05)
+    assert seconds(cluster, "send", 1e9, 32, stride=2) == pytest.approx(10e-6 + 0.05)
+    assert seconds(cluster, "send", 1e9, 16, stride=4) == pytest.approx(10e-6 + 0.1)
+    each = msgspec.structs.replace(two, cards=4, card_bits_per_s=80e9)
+    assert seconds(ideal(gpus=64, links=(IDEAL[0], each)), "send", 1e9, 64) == pytest.approx(10e-6 + 0.1)
+
+
 def test_sockets_of_a_pcie_node():
     # SimuMax's fits for 8x A100 PCIe: 12.5, 13.5, 11.1 and 8.3 GB/s of bus bandwidth; 20.8 inside a socket
     cluster = load_cluster("a100-80g-pcie")

@@ -139,6 +139,18 @@ def test_a_rate_of_several_cards_is_a_nodes():
         assert link.bandwidth_per_s * 8 / 1e9 == pytest.approx(gigabits)
 
 
+def test_cards_of_a_stated_network_are_counted_where_it_counts_them():
+    for words, cards, gigabits in (
+        ("100Gbps InfiniBand", 1, 100),
+        ("4x HDR200", 4, 200),
+        ("dual-rail EDR", 2, 100),
+        ("IB HDR", 8, 200),
+        ("400 Gb/s per node", 0, 0),
+    ):
+        link = read(interconnect=words).cluster.links[-1]
+        assert (link.cards, link.card_bits_per_s / 1e9) == (cards, pytest.approx(gigabits))
+
+
 def test_the_torus_of_a_pod_is_no_network_between_nodes():
     for words in ("ICI 1600 Gbps", "ICI 4,800 Gbps per chip; DCN"):
         case = read(framework="MaxText", gpu="TPU v5e", gpus_per_node=4, interconnect=words)

@@ -212,7 +212,7 @@ def _add_exchanges(
     own_byte_s = np.where(crosses, 1 / (link.achieved_per_s * share), 0.0)
     step_s = np.where(crosses, link.latency_s, 0.0)
     np.maximum(cost["edge_s"], step_s, out=cost["edge_s"])
-    np.maximum(cost["edge_s_per_byte"], own_byte_s, out=cost["edge_s_per_byte"])
+    np.maximum(cost["edge_s_per_byte"], own_byte_s / _alone(link, level, inner_members), out=cost["edge_s_per_byte"])
 
     # The network card carries all that leaves the inner domain, also what goes on to outer levels.
     leaving = (members - inner_members) / n if level == 0 else (n - inner_members) / n
@@ -225,6 +225,15 @@ def _add_exchanges(
     cost["all_to_all_s"] += np.ceil((members - inner_members) / PEERS_AT_ONCE) * step_s
     np.maximum(cost["root_s_per_byte"], leaving * own_byte_s, out=cost["root_s_per_byte"])
     np.maximum(cost["root_s"], step_s, out=cost["root_s"])
+
+
+def _alone(link: Link, level: int, inner_members: Ints | Floats) -> Floats:
+    """How many GPUs' shares of a network the one message has that leaves a domain for its group's next member: those of
+    all members there, up to a whole card."""
+    if level == 0 or not link.cards:
+        return np.ones(1)
+    whole_card = max(link.card_bits_per_s / 8 / link.bandwidth_per_s, 1.0)
+    return np.clip(np.asarray(inner_members, np.float64), 1.0, whole_card)
 
 
 def _add_in_network(

@@ -126,6 +126,18 @@ _RATES: tuple[tuple[str, Rate], ...] = (
 )
 
 
+def _cards_of(found: re.Match[str], rate: Rate, cluster: Cluster) -> int:
+    """Cards of a node as the words count them, 0 where they do not."""
+    words = found.groupdict()
+    if rate in (_cards, _cards_of_generation):
+        return int(words["cards"])
+    if rate is _rails:
+        return _RAILS[words["rails"].lower()]
+    if rate is _small_is_the_nodes:
+        return 1 if float(words["rate"]) <= _ONLY_CARD else cluster.links[-1].cards
+    return cluster.links[-1].cards if rate is _generation else 0
+
+
 def with_network(cluster: Cluster, text: str) -> Cluster:
     """The cluster with the stated network's rate in place of its reference design's."""
     text = _COUNT.sub(lambda found: f"{_COUNTS[found[1].lower()]} ", _TORUS.sub(" ", text))
@@ -134,6 +146,10 @@ def with_network(cluster: Cluster, text: str) -> Cluster:
         found = re.search(pattern, text)
         per_s = rate(found, cluster) if found else 0.0
         if per_s:
-            outermost = msgspec.structs.replace(cluster.links[-1], bandwidth_per_s=per_s)
+            cards = _cards_of(found, rate, cluster) if found else 0
+            bits_per_s = per_s * 8 * cluster.gpus_per_node / cards if cards else 0.0
+            outermost = msgspec.structs.replace(
+                cluster.links[-1], bandwidth_per_s=per_s, cards=cards, card_bits_per_s=bits_per_s
+            )
             return msgspec.structs.replace(cluster, links=(*cluster.links[:-1], outermost))
     return cluster
