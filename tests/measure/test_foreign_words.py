@@ -217,3 +217,44 @@ def test_accumulation_in_notes_makes_the_batch_or_the_micro_batch(notes):
     assert (case.layout.micro_batch, "micro_batch" in case.assumed) == (2, False)
     assert read(notes=notes, mbs=1, gbs=512).layout.micro_batch == 1  # columns win
     assert "micro_batch" in read(notes="GA=3", mbs=None, gbs=512).assumed
+
+
+def test_hybrid_shards_span_as_few_nodes_as_hold_them():
+    row: dict[str, Any] = {"framework": "OLMo-core", "notes": "HSDP", "recompute_kind": None}
+    small = choose(read(**row))
+    assert (small.layout.dp_replicate, "shard_groups" in small.assumed) == (8, True)
+    large: dict[str, Any] = {"layers": 80, "hidden": 8192, "ffn": 28672, "heads": 64, "model": "llama3-70b"}
+    found = choose(read(**row, **large))
+    told = predict(found)
+    assert 1 <= found.layout.dp_replicate < 8
+    assert told.peak_bytes + told.outside_bytes <= found.cluster.gpu.memory_bytes
+    assert choose(read(**{**row, "notes": "HSDP, 2 groups of 32"}, **large)).layout.dp_replicate == 2
+
+
+def test_who_rings_exchanges_no_heads():
+    for framework, notes, kind in (
+        ("Axolotl", "ring-flash-attention; DeepSpeed ZeRO-3", "p2p"),
+        ("XTuner", "DeepSpeed ZeRO-3", "a2a"),
+        ("VeOmni", None, "a2a"),
+        ("torchtitan", "ring attention", "p2p"),
+    ):
+        assert read(framework=framework, notes=notes, cp=4).layout.cp_kind == kind
+
+
+@pytest.mark.parametrize(
+    ("framework", "notes", "optimizer", "assumed"),
+    [
+        ("torchtune", "PagedAdamW8bit", "adamw8bit", False),
+        ("torchtune", "adamw_bnb_8bit", "adamw8bit", False),
+        ("torchtitan", "8-bit Adam", "adamw8bit", False),
+        ("Megatron-LM", "Muon", "muon", False),
+        ("torchtitan", "Adafactor, no warm-up", "adafactor", False),
+        ("DeepSpeed", "Adafactor", "adamw", True),
+        ("torchtune", "no 8-bit Adam", "adamw", False),
+        ("torchtitan", None, "adamw", False),
+    ],
+)
+def test_optimizers_in_notes(framework, notes, optimizer, assumed):
+    case = read(framework=framework, notes=notes)
+    assert (case.work.optimizer, "optimizer" in case.assumed) == (optimizer, assumed)
+    assert predict(choose(case)).seconds.value > 0

@@ -34,6 +34,7 @@ from fivefold.measure.words import (
     holds_4_bits,
     is_finetuned,
     offloaded,
+    optimizer_of,
     trains_adapters,
 )
 from fivefold.model.spec import ModelSpec
@@ -174,6 +175,7 @@ def _workload(run: Run, line: Framework, runtime: str, cluster: Cluster, assumed
         attention="unfused" if unfused else "flash",
         dropout=drops_out(run, line),
         offload=offloaded(run),
+        optimizer=optimizer_of(run, runtime, assumed),
         trained="adapters" if trains_adapters(run) else "all",
         document_length=line.packs_documents if is_finetuned(run) else None,
         document_lengths="equal",

@@ -73,7 +73,10 @@ def _most_groups(case: Case) -> Case:
     """The case with as many groups that share parameters as leave each enough memory, recomputing most."""
     case = _until_settled(case, -1)
     layouts = [msgspec.structs.replace(case.layout, dp_replicate=groups) for groups in case.shard_groups]
-    fitting = (one for one, fits in zip(layouts, _fits(case, layouts), strict=True) if fits)
+    tried = layouts
+    if "recompute" in case.open and not case.policies:
+        tried = [msgspec.structs.replace(one, recompute=Recompute(kind="full")) for one in layouts]
+    fitting = (one for one, fits in zip(layouts, _fits(case, tried), strict=True) if fits)
     return _with_layout(case, next(fitting, layouts[-1]))
 
 

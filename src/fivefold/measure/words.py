@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fivefold.layout.workload import Offload
+from fivefold.layout.workload import Offload, Optimizer
 from fivefold.measure.frameworks.profiles import EXCHANGES_HEADS
 from fivefold.measure.runs import Run
 from fivefold.runtime import load_runtime
@@ -92,8 +92,28 @@ def offloaded(run: Run) -> Offload:
 def is_ulysses(run: Run, runtime: str) -> bool:
     """Whether context parallelism exchanges heads."""
     words = f"{run.framework} {run.notes} {run.overlap} {run.attention}".lower()
-    # Experts exchange tokens by an "a2a" too.
-    return bool(re.search(r"\bcp\w*\W{1,3}a2a\b|ulysses", words)) or runtime in EXCHANGES_HEADS
+    # Experts exchange tokens by an "a2a" too. VeOmni and verl have no other (from memory).
+    if re.search(r"\bcp\w*\W{1,3}a2a\b|ulysses|veomni|\bverl\b", words):
+        return True
+    return runtime in EXCHANGES_HEADS and not re.search(r"\bring[-_ ](?:flash|att)", words)
+
+
+_OPTIMIZERS: tuple[tuple[str, Optimizer], ...] = (
+    (r"\bmuon", "muon"),
+    (r"\badafactor\b", "adafactor"),
+    (r"\b8-?bit adam|\badamw?[-_ ]?(?:bnb[-_ ])?8-?bit|\bpaged_?adamw?_?8", "adamw8bit"),
+    (r"\bsgd\b", "sgd"),
+)
+
+
+def optimizer_of(run: Run, runtime: str, assumed: set[str]) -> Optimizer:
+    """The optimizer that a row names, AdamW where it names none or one that its profile lacks."""
+    words = f"{run.framework or ''}; {run.notes or ''}; {run.precision or ''}"
+    named: Optimizer = next((name for pattern, name in _OPTIMIZERS if said(pattern, words)), "adamw")
+    if named in load_runtime(runtime).optimizers:
+        return named
+    assumed.add("optimizer")
+    return "adamw"
 
 
 # Experts and heads lie in groups too.
@@ -114,6 +134,7 @@ _REPLICAS = re.compile(
     r"|\bhsdp\b.{0,40}\b(\d{1,6}) replicas\b|\bhsdp\b.{0,40}\breplicate[d=: ]{1,3}(\d{1,6})\b",
     re.IGNORECASE,
 )
+_NODES_AT_MOST = tuple(2**power for power in range(8))
 _NODES_EACH = re.compile(r"\b(\d{1,5}) nodes? (?:per|a|each) shard", re.IGNORECASE)
 
 
@@ -138,7 +159,10 @@ def shard_groups(run: Run, zero: int, runtime: str, nodes: tuple[int, ...] = (1,
         return (1,)
     one_node = max((run.gpus_per_node or 8) // (run.tp or 1), 1)
     spanned = _NODES_EACH.search(words)
-    nodes = (int(spanned[1]),) if spanned else nodes
+    if spanned:
+        nodes = (int(spanned[1]),)
+    elif nodes == (1,):  # a node is the default, which who does not fit into it changes
+        nodes = _NODES_AT_MOST
     widths = [_number_of(shards)] if shards else [one_node * number for number in nodes]
     return tuple(dict.fromkeys(ranks // inside if inside and ranks % inside == 0 else 1 for inside in widths))
 
