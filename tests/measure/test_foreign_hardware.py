@@ -122,6 +122,8 @@ def test_cards_on_pcie_are_not_modules():
         ("4 NICs 100 Gb/s each", 50), ("four 100 Gbps cards", 50), ("8 IB cards of 200Gb/s", 200), ("RDMA 100G", 12.5),
         ("single HDR200 NIC", 25), ("internode 800 Gbps", 100), ("25 GB/s per node", 25), ("IB 25 GB/s per GPU", 200),
         ("3x 100GbE per accelerator", 300), ("NVLink 900 GB/s, 3.2Tbps", 400), ("PCIe Gen5 x16", 400),
+        ("HPE Slingshot-11 200Gb/s per NIC, 4 NICs per node", 100), ("Slingshot 11, 4x 25 GB/s NIC", 100),
+        ("12x 25 GB/s NVLink + HDR", 200),
     ],
 )  # fmt: skip
 def test_networks_as_written(words, gigabits):

@@ -45,6 +45,10 @@ def test_a_stage_or_a_backend_in_notes(framework, notes, runtime, zero):
     assert (case.runtime, case.layout.zero) == (runtime, zero)
 
 
+def test_metaseqs_tensor_parallelism_shards_no_sequences():
+    assert not read(framework="metaseq", source_date="2022-05", tp=8, gbs=128).layout.sequence_parallel
+
+
 def test_options_state_the_stage_too():
     assert read(framework="Megatron-Bridge", overlap="use_megatron_fsdp=True").runtime == "megatron-fsdp"
     assert read(framework="Megatron-Bridge", overlap="use_megatron_fsdp=False").runtime == "megatron"

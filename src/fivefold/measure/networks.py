@@ -39,6 +39,10 @@ def _cards(found: re.Match[str], cluster: Cluster) -> float:
     return int(found["cards"]) * float(found["rate"]) * 1e9 / 8 / cluster.gpus_per_node
 
 
+def _cards_in_bytes(found: re.Match[str], cluster: Cluster) -> float:
+    return int(found["cards"]) * float(found["rate"]) * 1e9 / cluster.gpus_per_node
+
+
 def _cards_of_generation(found: re.Match[str], cluster: Cluster) -> float:
     return int(found["cards"]) * _GENERATIONS[found["name"].upper()] * 1e9 / 8 / cluster.gpus_per_node
 
@@ -89,7 +93,11 @@ def _rails(found: re.Match[str], cluster: Cluster) -> float:
 # (pattern, rate), the first that is found counts. Bits have a small b: GB/s are NVLink's.
 _RATES: tuple[tuple[str, Rate], ...] = (
     (rf"(?<!\d)(?P<cards>\d{{1,3}})\s*x\s*(?P<rate>\d{{2,3}})\s*G(?!B)\S*\s+{_WORDS}{_EACH}", _cards_of_gpu),
-    (r"(?<!\d)(?P<cards>\d{1,3})\s*x\s*(?P<rate>\d{2,3})\s*G", _cards),
+    (
+        r"(?<!\d)(?P<cards>\d{1,3})\s*x\s*(?P<rate>\d{2,3}(?:\.\d)?)\s*GB/?p?s(?![^;,+]{0,20}NVLink)",
+        _cards_in_bytes,
+    ),
+    (r"(?<!\d)(?P<cards>\d{1,3})\s*x\s*(?P<rate>\d{2,3})\s*G(?!B/?p?s)", _cards),
     (r"(?i)(?<!\d)(?P<cards>\d{1,3})\s*x\s*Omni-Path\s*(?P<rate>\d{3})", _cards),
     (r"(?i)(?<!\d)(?P<cards>\d{1,3})\s*x\s*(?:IB\s*|InfiniBand\s*)?[HNEX]DR[- ]?(?P<rate>\d{3})", _cards),
     (rf"(?i)(?<!\d)(?P<cards>\d{{1,3}})\s*x\s*(?:IB\s*|InfiniBand\s*)?(?P<name>{_NAMES})", _cards_of_generation),
@@ -99,7 +107,6 @@ _RATES: tuple[tuple[str, Rate], ...] = (
         rf"(?<![\d.])(?P<cards>\d{{1,2}})[ -](?:IB |InfiniBand )?{_CARDS}[^;,+]{{0,6}}?\b(?P<rate>\d{{2,3}})\s*G(?!B)",
         _cards,
     ),
-    (rf"(?<![\d.])(?P<cards>\d{{1,2}})\s+(?P<rate>\d{{2,3}})[ -]?G(?!B)\S*\s+{_WORDS}{_CARDS}", _cards),
     (
         rf"(?i)(?<![\d.])(?P<cards>\d{{1,2}})\s+(?P<name>{_NAMES})[- ]?(?:\d{{3}})?\s+{_WORDS}{_CARDS}",
         _cards_of_generation,
@@ -107,6 +114,7 @@ _RATES: tuple[tuple[str, Rate], ...] = (
     (rf"(?i)\b(?P<rails>single|dual|quad)[- ]rail\W.{{0,20}}?(?P<name>{_NAMES})", _rails),
     (rf"(?i)(?<![.\d])(?P<cards>1)\s*(?:NIC|card).{{0,20}}(?P<name>{_NAMES})", _cards_of_generation),
     (rf"(?P<rate>\d{{2,4}}){_BITS}.*\b(?P<cards>\d{{1,3}}) (?:NIC|card|HCA)s?\b", _cards),
+    (rf"(?<![\d.-])(?P<cards>\d{{1,2}})\s+(?P<rate>\d{{2,3}})[ -]?G(?!B)\S*\s+{_WORDS}{_CARDS}", _cards),
     (r"(?P<rate>\d{3,4})\s*Gbps node", _node),
     (r"(?i)inter[- ]?node (?P<rate>\d{2,4})\s*(?:Gbps|Gb/s)", _node),
     (rf"(?P<rate>\d{{2,4}}){_BITS}\s*{_WORDS}{_EACH}", _gpu),
@@ -129,7 +137,7 @@ _RATES: tuple[tuple[str, Rate], ...] = (
 def _cards_of(found: re.Match[str], rate: Rate, cluster: Cluster) -> int:
     """Cards of a node as the words count them, 0 where they do not."""
     words = found.groupdict()
-    if rate in (_cards, _cards_of_generation):
+    if rate in (_cards, _cards_in_bytes, _cards_of_generation):
         return int(words["cards"])
     if rate is _rails:
         return _RAILS[words["rails"].lower()]

@@ -109,10 +109,11 @@ _OPTIMIZERS: tuple[tuple[str, Optimizer], ...] = (
 def optimizer_of(run: Run, runtime: str, assumed: set[str]) -> Optimizer:
     """The optimizer that a row names, AdamW where it names none or one that its profile lacks."""
     words = f"{run.framework or ''}; {run.notes or ''}; {run.precision or ''}"
-    named: Optimizer = next((name for pattern, name in _OPTIMIZERS if said(pattern, words)), "adamw")
-    if named in load_runtime(runtime).optimizers:
-        return named
-    assumed.add("optimizer")
+    named: list[Optimizer] = [name for pattern, name in _OPTIMIZERS if said(pattern, words)]
+    if named and named[0] in load_runtime(runtime).optimizers:
+        return named[0]
+    if named:
+        assumed.add("optimizer")
     return "adamw"
 
 

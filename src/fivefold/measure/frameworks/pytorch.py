@@ -131,6 +131,7 @@ LINES: tuple[Framework, ...] = (
         runtime="megatron",
         stands_in=True,
         zero=3,
+        sequence_parallel=False,
         unfused_until=FLASH_USUAL,
         source="FairScale's FullyShardedDataParallel around Megatron-LM's tensor parallelism (Zhang et al. 2022, 2.4)",
     ),
