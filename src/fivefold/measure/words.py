@@ -77,7 +77,7 @@ _OFFLOADED: dict[str, re.Pattern[str]] = {
     "parameters": re.compile(
         r"zero-?infinity|offload_param|parameters?[^;.]{0,20}offload|offload[^;.]{0,24}\bparam"
         rf"|{_STAGE}3[-_ +]{{1,3}}offload(?! ?\(opt\w*\))(?!\w*[=:])|'par offl': 'y'"
-        r"|(?:fsdp|torchtune)[^;]*;.*(?<!act )(?<!activation )cpu offload(?!=)"  # CPUOffload moves parameters
+        r"|^[^;]*(?:fsdp|torchtune)[^;]*;.*(?<!act )(?<!activation )cpu offload(?!=)"  # CPUOffload moves parameters
     ),
 }
 
