@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from foreign import read
 
 from fivefold.layout import Recompute
 from fivefold.layout.layout import Overlap
@@ -173,3 +174,12 @@ def test_xla_reduces_gradients_as_wide_as_the_weights_that_were_cast():
     assert convert(_run("MaxText", SMALL)).work.grad_dtype == "bf16"
     assert convert(_run("torchtitan", SMALL)).work.grad_dtype == "fp32"
     assert convert(_run("NeMo", SMALL)).work.grad_dtype == "fp32"  # Megatron-FSDP's
+
+
+def test_a_remat_in_notes_is_a_policy_or_a_kind():
+    row = {"framework": "MaxText", "recompute_kind": None}
+    case = read(**row, notes="ici_fsdp=64; remat=save_out_proj")
+    assert case.changes["checkpoint_keeps"] == KEPT["save_out_proj"] and "recompute" not in case.assumed
+    whole = read(**row, notes="remat_policy full; ici_fsdp=64")
+    assert whole.layout.recompute.kind == "full" and "recompute" not in whole.assumed
+    assert read(**row, notes="remat: none").layout.recompute.kind == "none"

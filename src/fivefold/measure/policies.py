@@ -43,7 +43,8 @@ _NAMED = re.compile(rf"\b({'|'.join(sorted(KEPT.keys() - {'full'}, key=len, reve
 
 
 def stated_policy(run: Run) -> tuple[str, ...] | None:
-    """What a row's own policy keeps, by its name among the words on recomputation or after "policy" in the notes."""
-    words = [run.recompute or "", *re.findall(r"policy\W{1,3}(\w+)", run.notes or "", re.IGNORECASE)]
+    """What a row's own policy keeps, by its name among the words on recomputation or after "policy" or "remat" in
+    the notes."""
+    words = [run.recompute or "", *re.findall(r"(?:policy|\bremat)\W{1,3}(\w+)", run.notes or "", re.IGNORECASE)]
     found = (_NAMED.search(text.lower()) for text in words)
     return next((KEPT[each[1]] for each in found if each), None)

@@ -51,6 +51,7 @@ _COUNT = re.compile(
 _WHAT = r"(?:checkpoint|re-?comput)\w*"
 _IN_NOTES = re.compile(
     rf"(?:(?:no|without|w/o|full|selective|per-?op|op-level) (?:ac|sac|(?:(?:gradient|activation) )?{_WHAT})"
+    rf"|remat(?:_policy)?[ =:]{{1,3}}(?:full|none|off|nothing_saveable)"
     rf"|(?:gradient|activation)[ _]{_WHAT}|sac|--recompute-activations)(?:[ =:]{{1,2}}(?:on|true|enabled|used|full))?"
 )
 
