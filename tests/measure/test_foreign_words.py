@@ -262,3 +262,12 @@ def test_optimizers_in_notes(framework, notes, optimizer, assumed):
     case = read(framework=framework, notes=notes)
     assert (case.work.optimizer, "optimizer" in case.assumed) == (optimizer, assumed)
     assert predict(choose(case)).seconds.value > 0
+
+
+def test_replicas_of_profiles_that_shard_are_groups_of_one_rank():
+    for framework in ("torchtitan", "MaxText"):
+        alone, sharded = (choose(read(framework=framework, zero=zero)) for zero in (0, 3))
+        assert (alone.layout.dp_replicate, sharded.layout.dp_replicate) == (64, 1)
+        assert read(framework=framework, zero=0, tp=2, cp=2, gbs=16).layout.dp_replicate == 16
+        assert predict(alone).peak_bytes > predict(sharded).peak_bytes
+    assert read(framework="Megatron-LM", zero=0).layout.dp_replicate == 1

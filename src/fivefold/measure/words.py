@@ -144,9 +144,12 @@ def shard_groups(run: Run, zero: int, runtime: str, nodes: tuple[int, ...] = (1,
     number of `nodes` that one may span; 1 where the runtime or the row has none, or where they do not divide the ranks.
     """
     words = f"{run.framework} {run.notes} {run.overlap}"
-    if zero < 2 or load_runtime(runtime).sharding != "fully_sharded":
-        return (1,)
     ranks = (run.gpus or 1) // ((run.tp or 1) * (run.pp or 1))
+    whole = load_runtime(runtime).sharding == "fully_sharded"
+    if whole and zero == 0:  # replicas: every rank is a group of its own
+        return (max(ranks // (run.cp or 1), 1),)
+    if zero < 2 or not whole:
+        return (1,)
     stated = _REPLICAS.search(words)
     if stated:
         groups = _number_of(stated)
