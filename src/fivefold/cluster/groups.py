@@ -140,7 +140,7 @@ def _place_unique(cluster: Network, n: Ints, stride: Ints) -> Placement:
     cut = [[crossing(size, step, span, world) for size, step in pairs] for span in cluster.spans]
     members, domains = np.moveaxis(np.array(cut, np.int64).reshape(len(cluster.spans), len(pairs), 2), 2, 0)
     spans = np.array(cluster.spans, np.int64)[:, None]
-    siblings = np.maximum(np.minimum(spans, world) // members, 1)
+    siblings = np.maximum(spans // members, 1)
     return Placement(n=n, members=members, domains=domains, siblings=siblings, **_costs(cluster, n, members, domains))
 
 

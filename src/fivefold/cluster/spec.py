@@ -157,7 +157,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         """The most GPUs of one domain, in whole nodes, of which equal parts make up the job; the domain if none do."""
         if span >= self.gpus:
             return self.gpus
-        if self.gpus % span == 0 or span <= self.gpus_per_node:
+        if self.gpus % span == 0:
             return span
         shares = range(span - span % self.gpus_per_node, 0, -self.gpus_per_node)
         return next((share for share in shares if self.gpus % share == 0), span)

@@ -132,7 +132,8 @@ class HostModel(AdapterModel):
 
 
 def _offload_activations(table: Variants, share: float, link: float, blocks: int) -> None:
-    """Of every block `share` of its saved tensors; one block's are on their way, whole, at any moment."""
+    """Of every block `share` of its saved tensors; one block's are on their way, whole, at any moment. What
+    recomputation keeps stays: the two do not go together (rule offload-activations-recompute)."""
     moved = np.zeros_like(table.saved)
     moved[:, :blocks] = share * table.saved[:, :blocks]
     table.copy_forward = np.maximum(moved / link - table.forward.sum(axis=2), 0)
@@ -140,5 +141,4 @@ def _offload_activations(table: Variants, share: float, link: float, blocks: int
     table.offloaded = moved
     table.working = table.working + moved
     table.saved = table.saved - moved
-    table.kept = table.kept - np.minimum(moved, table.kept)
     table.total()
