@@ -14,7 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivefold.cluster import gpus, load_gpu
-from fivefold.cluster.compute import attention_seconds, gemm_seconds, grouped_gemm_seconds, streaming_seconds
+from fivefold.cluster.compute import (
+    attention_seconds,
+    batched_gemm_seconds,
+    gemm_seconds,
+    grouped_gemm_seconds,
+    streaming_seconds,
+)
 from fivefold.cluster.curve import curves, load_curve, override_curve
 from fivefold.errors import FivefoldError
 
@@ -461,3 +467,11 @@ def test_products_of_an_h100_held_at_500_w(precision, column):
     ]
     assert max(map(abs, errors)) < 0.06
     assert abs(np.mean(errors)) < 0.025
+
+
+def test_batched_products_are_one_kernel_and_groups_are_launched_one_by_one():
+    curve, gpu = override_curve("h100-sxm", {"group_launch_s": 1e-6}), load_gpu("h100-sxm")
+    grouped, batched = (
+        seconds(curve, gpu, 96, 512, 512, 64) for seconds in (grouped_gemm_seconds, batched_gemm_seconds)
+    )
+    assert grouped - batched == pytest.approx(95e-6, rel=1e-6)

@@ -78,3 +78,9 @@ def test_axes_table():
 def test_axes_table_refuses_an_impossible_batch():
     with pytest.raises(FivefoldError, match="1 or more"):
         explain_axes(global_batch=0)
+
+
+@pytest.mark.parametrize("dp", [2, 4, 8])
+def test_a_ring_inside_a_node_is_slowest_over_its_own_link(dp):
+    """However narrow the network would be with the shares of so few GPUs."""
+    assert dp_limit(load_cluster("h100-sxm", gpus=16), 4e14, dp=dp).link == "nvlink"

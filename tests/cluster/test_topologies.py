@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import pytest
 
 from fivefold.cluster import collective_seconds, load_cluster, place
@@ -93,3 +94,15 @@ def test_tori(name, pod, axes, port):
     inside, across = place(cluster, pod, 1), place(cluster, 2 * pod, 1)
     assert across.ring_s_per_byte[0] >= inside.ring_s_per_byte[0]
     assert place(cluster, 2, pod).ring_s_per_byte[0] == pytest.approx(1 / dcn.achieved_per_s)
+
+
+def test_the_link_between_sockets_carries_what_goes_to_other_nodes_too() -> None:
+    """An exchange of 16 ranks on two boxes of two sockets: all but what stays on the own socket leaves it."""
+    box = load_cluster("l40s", gpus=16)
+    pcie, socket, network = (link.all_to_all_per_s for link in box.links)
+    slow = msgspec.structs.replace(box.links[1], bandwidth_per_s=box.links[1].bandwidth_per_s / 1000)
+    cluster = msgspec.structs.replace(box, links=(box.links[0], slow, box.links[2]))
+    assert place(cluster, 16, 1).all_to_all_s_per_byte[0] == pytest.approx((16 - 4) / 16 / (socket / 1000))
+    assert place(box, 16, 1).all_to_all_s_per_byte[0] == pytest.approx(
+        max(3 / 16 / pcie, 12 / 16 / socket, 8 / 16 / network)
+    )

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from fivefold.cluster import Cluster, load_cluster, load_curve_of
-from fivefold.cluster.calibration import Constant
+from fivefold.cluster.calibration import Calibration, Constant, Fit
 from fivefold.cluster.curve import curves, load_curve
 from fivefold.estimate import Estimate, Kernel, Problem, estimate
 from fivefold.estimate.calibrated import apply
@@ -191,3 +191,24 @@ def test_a_mixture_is_less_sure_than_a_dense_model_and_the_trainer_than_any() ->
     assert mixture > spread_of(estimate(LLAMA, cluster, WORK, layout)) + 0.1
     others = [profile.time_spread for profile in PROFILES if profile.name != "fivefold"]
     assert load_runtime("fivefold").time_spread > max(others)
+
+
+def test_runs_of_mixtures_speak_for_mixtures_and_dense_ones_do_not() -> None:
+    """Where some run was of one, what is left of all errors is the same share; where none was, 17% come beside."""
+    model, cluster, layout = load_model("mixtral-8x7b"), load_cluster("h100-sxm", gpus=8), Layout(micro_batch=1, ep=8)
+    plain, known, unknown = (
+        spread_of(estimate(model, replace(cluster, calibration=each), WORK, layout))
+        for each in (
+            None,
+            *(
+                Calibration(
+                    fits=(
+                        Fit(gpu="h100-sxm", runtime="megatron", runs=9, factors={}, spread=1.0, scale=0.5, experts=on),
+                    )
+                )
+                for on in (True, False)
+            ),
+        )
+    )
+    assert known == pytest.approx(0.5 * plain, rel=1e-9)
+    assert unknown == pytest.approx(hypot(0.5 * (plain**2 - 0.17**2) ** 0.5, 0.17), rel=1e-9)

@@ -62,6 +62,14 @@ def test_update_seconds_are_the_slowest_of_three(memory_per_s: float, runtime: s
     assert there.step.breakdown_s.optimizer == pytest.approx(by_hand, rel=1e-4)
 
 
+def test_a_job_on_half_a_node_has_the_whole_hosts_memory_between_its_gpus() -> None:
+    slow = replace(load_cluster("h100-sxm", gpus=4, gpus_per_node=8), host_memory_bandwidth_per_s=100e9)
+    here, there = (priced(each, slow, tp=2) for each in (None, Offload(optimizer=1)))
+    assert here.memory and there.step
+    parameters = here.memory.stages[0].breakdown.master / 4
+    assert there.step.breakdown_s.optimizer == pytest.approx(parameters * 30 / (ADAM_SHARE * 100e9 / 4), rel=1e-4)
+
+
 def test_activations_cross_the_link_beside_each_pass() -> None:
     cluster = load_cluster("h100-sxm", gpus=8)
     slow = replace(cluster, host_link_bandwidth_per_s=1e9)

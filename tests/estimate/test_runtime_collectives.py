@@ -13,6 +13,7 @@ from fivefold.cluster import collective_seconds
 from fivefold.cluster.apart import slowest
 from fivefold.cluster.beside import WAITED
 from fivefold.estimate import Kernel
+from fivefold.estimate.kernels import flash_seconds
 from fivefold.layout import Layout, Overlap
 
 
@@ -209,3 +210,21 @@ def test_a_ring_that_is_waited_for_hides_behind_nothing(small):
             copied = curve.in_step * (first(row.copied) / rate + curve.launch_s)
             assert copies[key] == pytest.approx(alone[key] + copied)
     assert sum(float(s[0]) for row, s in hidden.costs[0].exchanges if row.axis == "cp") < sum(copies.values())
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_a_gather_of_keys_and_values_hides_behind_the_first_step_of_attention(small, cp):
+    """Which is as long as one of the ring's."""
+    hidden, waited = (kernel(small["llama"], Layout(cp=cp), ring_gathers=True, ring_waits=on) for on in (False, True))
+    row = hidden.ledgers[0].attends[0]
+    pricer = hidden.pricer
+    ahead, _ = flash_seconds(
+        pricer.curve, pricer.gpu, row, np.asarray(row.flops, dtype=float), "bf16", pricer.attention_kernel
+    )
+    exposed, whole = (
+        next(float(s[0]) for r, s in k.costs[0].exchanges if r.axis == "cp" and r.when == "forward")
+        for k in (hidden, waited)
+    )
+    beside = pricer.curve.in_step * float(ahead[0]) / cp
+    assert 0 < beside < whole
+    assert whole - exposed == pytest.approx(beside, rel=1e-6)

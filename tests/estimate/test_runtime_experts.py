@@ -149,3 +149,10 @@ def test_each_expert_of_a_grouped_product_is_launched(small):
     off, on = (kernel(small["mixtral"], Layout(), launch_host_s=1.0, group_launch_host_s=each) for each in (0.0, 0.1))
     assert float((on.variants.forward_s - off.variants.forward_s)[0, 0]) == pytest.approx(2 * 7 * 0.1)
     assert float((on.variants.backward_s - off.variants.backward_s)[0, 0]) == pytest.approx(2 * 2 * 7 * 0.1)
+
+
+def test_permutations_are_one_kernel_or_two(small):
+    for fused, kernels in ((True, 1), (False, 2)):
+        rows = kernel(small["mixtral"], Layout(ep=4), fused_permutation=fused).ledgers[0].streams
+        found = [(row.forward_kernels, row.backward_kernels) for row in rows if row.name in ("permute", "unpermute")]
+        assert found == [(kernels, kernels)] * 2
