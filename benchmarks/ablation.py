@@ -198,41 +198,13 @@ def effects(base: Base) -> list[Effect]:
 
 
 def report(found: list[Effect], base: Base) -> str:
-    judged = [source for source in sorted(set(base.sources)) if source not in NOT_JUDGED]
-    time = [each for each in found if each.matters and any(abs(value) > NOTHING for value in each.medians.values())]
-    memory = [each for each in found if any(abs(value) > NOTHING for value in each.memory.values())]
     timed = ablation_timings.worths()
-    with_memory = sorted(found[0].memory) if found else []
     return "\n\n".join(
         (
             "### Step time",
-            table(
-                ("constant", "of", "runs moved", "better with it", *judged, "mean"),
-                (
-                    (
-                        each.constant.name,
-                        each.constant.room,
-                        str(each.moved),
-                        percent(each.better / each.moved) if each.moved else "–",
-                        *(_points(each.medians.get(source)) for source in judged),
-                        _points(each.mean),
-                    )
-                    for each in time
-                ),
-            ),
+            _of_time(found, base),
             "### Peak memory",
-            table(
-                ("constant", "runs moved", "better with it", *with_memory),
-                (
-                    (
-                        each.constant.name,
-                        str(each.bytes_moved),
-                        percent(each.bytes_better / each.bytes_moved) if each.bytes_moved else "–",
-                        *(_points(each.memory[name]) for name in with_memory),
-                    )
-                    for each in memory
-                ),
-            ),
+            _of_memory(found),
             "### Timed kernels and collectives",
             ablation_timings.report(timed),
             "### Intervals",
@@ -247,6 +219,42 @@ def report(found: list[Effect], base: Base) -> str:
             ),
             _without_effect(found, {each.constant for each in timed}),
         )
+    )
+
+
+def _of_time(found: list[Effect], base: Base) -> str:
+    judged = [source for source in sorted(set(base.sources)) if source not in NOT_JUDGED]
+    return table(
+        ("constant", "of", "runs moved", "better with it", *judged, "mean"),
+        (
+            (
+                each.constant.name,
+                each.constant.room,
+                str(each.moved),
+                percent(each.better / each.moved) if each.moved else "–",
+                *(_points(each.medians.get(source)) for source in judged),
+                _points(each.mean),
+            )
+            for each in found
+            if each.matters and any(abs(value) > NOTHING for value in each.medians.values())
+        ),
+    )
+
+
+def _of_memory(found: list[Effect]) -> str:
+    sources = sorted(found[0].memory) if found else []
+    return table(
+        ("constant", "runs moved", "better with it", *sources),
+        (
+            (
+                each.constant.name,
+                str(each.bytes_moved),
+                percent(each.bytes_better / each.bytes_moved) if each.bytes_moved else "–",
+                *(_points(each.memory[name]) for name in sources),
+            )
+            for each in found
+            if any(abs(value) > NOTHING for value in each.memory.values())
+        ),
     )
 
 

@@ -69,6 +69,11 @@ def main(wanted: int = 1000, start: int = 0, illegal: int = 2) -> int:
 
     with suppress(StopIteration):
         run()
+    report(seen, rules, wrong)
+    return 1 if wrong else 0
+
+
+def report(seen: Counter[str], rules: dict[str, list[int]], wrong: list[str]) -> None:
     print(f"Megatron-Core {megatron.core.__version__}, numpy {np.__version__}")
     for name, count in sorted(seen.items()):
         print(f"{count:6} {name}")
@@ -78,7 +83,6 @@ def main(wanted: int = 1000, start: int = 0, illegal: int = 2) -> int:
     for reason, count in Counter(each.partition("\n")[0] for each in wrong).most_common(10):
         print(f"{count:6}   {reason}")
     print(*wrong[:1], sep="\n")
-    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
