@@ -54,8 +54,8 @@ def _squares(row: Attend) -> np.ndarray:
 def unfused_seconds(
     curve: Curve, gpu: Gpu, row: Attend, work: np.ndarray, precision: Precision, dropout: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same without one: two batched products each way over whole squares of scores, and what passes through memory
-    between them: softmax, and dropout on its output."""
+    """The same without one: batched products over whole squares of scores, two forward and four backward, and what
+    passes through memory between them: softmax, and dropout on its output."""
     seq = np.asarray(row.seq, dtype=float)
     heads = _squares(row)
     width = work / (4 * heads * seq**2)
