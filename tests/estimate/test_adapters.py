@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from fivefold.cluster import load_cluster
+from fivefold.cluster import collective_seconds, load_cluster, place
 from fivefold.errors import FivefoldError
 from fivefold.estimate import Estimate, Kernel, Problem, estimate
 from fivefold.estimate.adapters import NF4_BYTES, count_adapters
 from fivefold.estimate.planfile import load_plan
-from fivefold.layout import Columns, Layout, Lora, Offload, Recompute, Workload
+from fivefold.layout import Columns, Layout, Lora, Offload, Overlap, Recompute, Workload
 from fivefold.model import load_model
 from fivefold.runtime import load_runtime
 
@@ -147,3 +147,17 @@ def test_a_plan_file_keeps_it(tmp_path: Path) -> None:
     one.save(tmp_path / "plan.toml")
     again = load_plan(tmp_path / "plan.toml")
     assert again.workload == WORK and again.estimate().step == one.step
+
+
+def test_replicas_of_shards_sum_the_adapters_parts_too() -> None:
+    """Two nodes of eight, a shard of the model on each: inside a node the whole gradient, across them an eighth."""
+    cluster, work = load_cluster("h100-sxm", gpus=16), replace(WORK, lora=Lora(rank=16))
+    problem = Problem(load_model("llama-3-8b"), cluster, work, load_runtime("fsdp"))
+    layout = Layout(zero=3, dp_replicate=2, overlap=Overlap(grad=False, param=False))
+    kernel = Kernel(problem, Columns.from_layouts([layout], 16, work))
+    size = kernel.trained_grad_bytes * 41_943_040
+    inside, across = (
+        float(collective_seconds(cluster, "all_reduce", part, place(cluster, n, stride))[0])
+        for part, n, stride in ((size, 8, 1), (size / 8, 2, 8))
+    )
+    assert kernel.adapter_reduction_seconds(np.arange(1))[0] == pytest.approx(inside + across, rel=1e-9)

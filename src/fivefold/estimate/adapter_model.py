@@ -93,16 +93,21 @@ class AdapterModel(MemoryModel):
 
     def adapter_reduction_seconds(self, rows: np.ndarray) -> np.ndarray:
         """Exposed seconds of the adapters' gradient reduction and parameter gather, [n]: their last bucket,
-        or all of them where nothing overlaps."""
+        or all of them where nothing overlaps; over the ranks that shard, then their parts over the replicas."""
         if self.problem.work.lora is None:
             return np.zeros(len(rows))
         groups, cluster, c = self.groups(rows), self.problem.cluster, self.columns
         overlapped = c.overlap_grad[rows] & (c.overlap_param[rows] | (c.zero[rows] == 0))
         seconds = np.zeros(len(rows))
-        for elements, group in zip(self.adapter_parameters(rows), (groups.dense, groups.expert), strict=True):
+        ranks, replicas = (groups.dense, groups.expert), (groups.dense_replicas, groups.expert_replicas)
+        for elements, inside, across, shards in zip(
+            self.adapter_parameters(rows), ranks, replicas, self.shards(rows), strict=True
+        ):
             most = elements.max(axis=1)
             last = np.where(overlapped, np.minimum(most, self.problem.runtime.grad_buckets), most)
-            reduce_s = collective_seconds(cluster, "all_reduce", self.trained_grad_bytes * last, group)
+            size = self.trained_grad_bytes * last
+            reduce_s = collective_seconds(cluster, "all_reduce", size, inside)
+            reduce_s = reduce_s + collective_seconds(cluster, "all_reduce", size / shards[:, 0], across)
             seconds = seconds + np.where(last > 0, reduce_s, 0)
         return seconds
 
