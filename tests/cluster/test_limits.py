@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fivefold.cluster import dp_limit, explain_axes, load_cluster
+from fivefold.cluster.limits import BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK
 from fivefold.errors import FivefoldError
+from fivefold.runtime import load_runtime
 
 
 def ring_seconds(cluster, ranks: int, bucket_bytes: float) -> float:
@@ -84,3 +86,8 @@ def test_axes_table_refuses_an_impossible_batch():
 def test_a_ring_inside_a_node_is_slowest_over_its_own_link(dp):
     """However narrow the network would be with the shares of so few GPUs."""
     assert dp_limit(load_cluster("h100-sxm", gpus=16), 4e14, dp=dp).link == "nvlink"
+
+
+def test_the_rules_bucket_is_the_one_that_megatrons_profile_has():
+    profile = load_runtime("megatron")
+    assert (profile.grad_buckets, profile.grad_bucket_growth) == (BUCKET_PARAMETERS, BUCKET_PARAMETERS_PER_RANK)

@@ -15,7 +15,7 @@ from fivefold.estimate.result import Quantity
 if TYPE_CHECKING:
     from fivefold.estimate.problem import Problem
 
-_NORMAL_80 = 1.2816  # half-width of the central 80% of a normal distribution, in standard deviations
+NORMAL_80 = 1.2816  # half-width of the central 80% of a normal distribution, in standard deviations
 # Mixtures of experts beside dense models: how evenly tokens fall on experts, which dispatcher moves them and which
 # release ran are rarely stated (fit, with the widths of doubt.py: 36 published runs, docs/accuracy.md).
 _EXPERTS = 0.17
@@ -40,7 +40,7 @@ def _level_spread(problem: Problem) -> float:
     runs on B200 come out 25% too fast with H100's shares of peak, those on H100 30% too slow with B200's, those on
     A100 and H100 5 to 7% off with each other's."""
     curve = load_curve_of(problem.cluster)
-    return 0.0 if curve.in_runs else _NORMAL_80 * curve.spread["gemm"]
+    return 0.0 if curve.in_runs else NORMAL_80 * curve.spread["gemm"]
 
 
 def around(seconds: float, problem: Problem, doubt: float) -> Quantity:

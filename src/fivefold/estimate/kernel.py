@@ -21,6 +21,8 @@ from fivefold.layout.layout import SCHEDULES, SPLIT_BACKWARD
 from fivefold.schedule import pipeline_seconds
 
 _INTERLEAVED = SCHEDULES.index("interleaved")
+# Norm, clipping, update and zeros, each over all tensors at once: their launches are microseconds of a step.
+_UPDATE_KERNELS = 4
 _SPLIT = [SCHEDULES.index(schedule) for schedule in SPLIT_BACKWARD]
 
 
@@ -238,7 +240,9 @@ class Kernel(HostModel):
             update = self.problem.runtime.adamw_update_bytes
         moved = norm + sharded * (update + self.separate_update_bytes())
         cleared = grad * (sharded if self.problem.fully_sharded else dense + expert)
-        seconds = streaming_seconds(self.pricer.curve, self.problem.cluster.gpu, (moved + cleared).max(axis=1), 4)
+        seconds = streaming_seconds(
+            self.pricer.curve, self.problem.cluster.gpu, (moved + cleared).max(axis=1), _UPDATE_KERNELS
+        )
         if self.optimizer.newton_schulz and self.trains:
             count, v = self.table.count[self.plan[rows]], self.variant[rows]
             # The ranks of a sharding group share the matrices among them.

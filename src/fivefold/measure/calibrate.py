@@ -18,6 +18,7 @@ from fivefold import __version__
 from fivefold.cluster import Cluster
 from fivefold.cluster.calibration import Calibration, Constant, Fit
 from fivefold.errors import FivefoldError
+from fivefold.estimate.interval import NORMAL_80
 from fivefold.estimate.result import envelope
 from fivefold.measure.convert import Case, Unconvertible, convert
 from fivefold.measure.factors import WIDTHS, Fitted, fit
@@ -34,7 +35,6 @@ MEANING: dict[Constant, str] = {
     "step": "host work of a step",
     "launch": "host work of an operation",
 }
-_NORMAL_80 = 1.2816
 # Leave-one-out errors are expected to be as large as the intervals without runs say, and that belief weighs as much as
 # so many runs; an error counts up to so many standard deviations. Fit: coverage in benchmarks/accuracy_calibrated.py.
 _BELIEF, _LARGEST = 6.0, 2.5
@@ -258,7 +258,7 @@ def scale_of(found: Fitted) -> float:
     """What the runs leave of the half-widths of intervals: 1 where their leave-one-out errors are as those expect."""
     if np.isnan(found.left_out).any():
         return 1.0
-    errors = np.minimum(np.abs(found.left_out) / found.wide * _NORMAL_80, _LARGEST)
+    errors = np.minimum(np.abs(found.left_out) / found.wide * NORMAL_80, _LARGEST)
     return sqrt((_BELIEF + float(errors @ errors)) / (_BELIEF + len(errors)))
 
 

@@ -38,6 +38,8 @@ _NONE_OVERLAPS = re.compile(
     r"(?:^|[;,] ?)(?:(?:no|without) (?:comm\w* )?overlap\b|overlap(?:_comm)?\W{1,3}(?:off|false|none|disabled)\b)",
     re.IGNORECASE,
 )
+# The share of a step from which a bubble is taken to have been interleaved away, which is a choice, and the most chunks
+# then, which are those of NeMo's recipes (frameworks/megatron.py).
 _LARGE_BUBBLE, _MOST_CHUNKS = 0.25, 12
 
 

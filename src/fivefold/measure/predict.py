@@ -19,7 +19,7 @@ from fivefold.measure.convert import Case, Unconvertible
 from fivefold.model.spec import Experts
 from fivefold.runtime import load_runtime
 
-_LARGEST_MICRO_BATCH = 64
+_LARGEST_MICRO_BATCH = 64  # that is tried where none is stated; a few rows state more
 
 
 class Predicted(msgspec.Struct, frozen=True, kw_only=True):
