@@ -11,8 +11,8 @@ from unittest import mock
 from msgspec.structs import replace
 
 from fivefold.cluster import Cluster, apart, beside, load_curve_of
+from fivefold.cluster.curve import merged
 from fivefold.estimate import reduction
-from fivefold.estimate.calibrated import merged
 from fivefold.measure import hardware
 from fivefold.measure.convert import Case
 from fivefold.runtime import PROFILES

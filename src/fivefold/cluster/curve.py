@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from typing import Annotated, Any, Literal, get_args
@@ -112,19 +113,19 @@ def _tables() -> dict[str, dict[str, Any]]:
     tables: dict[str, dict[str, Any]] = {}
     for name, table in tomllib.loads(text).items():
         base, lacks, own_runs = table.pop("base", None), table.pop("lacks", ()), table.pop("in_runs", False)
-        table = _merge(tables[base], table) if base else table
+        table = merged(tables[base], table) if base else table
         kernels = {kernel: rates for kernel, rates in table["attention"].items() if kernel not in lacks}
         tables[name] = {**table, "attention": kernels, "in_runs": own_runs}
     return tables
 
 
-def _merge(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with the entries of `change` replaced, table by table."""
-    merged = dict(base)
+    both = dict(base)
     for key, value in change.items():
-        old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
+        old = both.get(key)
+        both[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return both
 
 
 def curves() -> tuple[str, ...]:
@@ -156,7 +157,7 @@ def override_curve(gpu_name: str, changes: dict[str, Any], option: str = "[compu
         )
     try:
         _refuse_nan(changes)
-        return msgspec.convert(_merge(tables[gpu_name], changes), Curve)
+        return msgspec.convert(merged(tables[gpu_name], changes), Curve)
     except (msgspec.ValidationError, ValueError) as error:
         raise FivefoldError(
             f"{option} for {gpu_name}: {error}.{legal_keys(str(error), Curve)} fivefold gpus --json shows each GPU's.",

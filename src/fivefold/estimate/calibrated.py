@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from fivefold.cluster import Cluster, load_curve_of
 from fivefold.cluster.calibration import Calibration, Constant
+from fivefold.cluster.curve import merged
 from fivefold.cluster.spec import Link
 from fivefold.estimate.problem import Problem
 from fivefold.runtime import Profile
@@ -89,12 +90,3 @@ def _slower(link: Link, factor: float) -> Link:
         latency_s=min(link.latency_s * factor, _LONGEST_S),
         in_network_latency_s=min(link.in_network_latency_s * factor, _LONGEST_S),
     )
-
-
-def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """A table with the changes of another in it, table by table."""
-    both = dict(base)
-    for key, value in change.items():
-        old = both.get(key)
-        both[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return both
