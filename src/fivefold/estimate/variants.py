@@ -86,13 +86,13 @@ def variants(costs: tuple[Cost, ...], key: np.ndarray, kind: np.ndarray, modules
     full = kind == _FULL
     kept = np.where(full[:, None], stack("input_bytes"), saved - dropped)
     working = stack("working_bytes")
-    zero = np.zeros_like(saved)
+    # What the room's other parts put in their place (gathers, copies, adapters), and the sums.
+    later = ("gather_forward", "gather_backward", "copy_forward", "copy_backward", "offloaded", "adapters")
+    later += ("expert_adapters", "forward_s", "backward_s", "again_s")
     out = Variants(
         forward=forward,
         backward=stack("backward"),
         again=np.where(full[:, None, None], stack("full"), again),
-        gather_forward=zero,
-        gather_backward=zero.copy(),
         saved=saved,
         kept=kept,
         working=working,
@@ -106,14 +106,7 @@ def variants(costs: tuple[Cost, ...], key: np.ndarray, kind: np.ndarray, modules
         matrix=stack("matrix"),
         factored=stack("factored"),
         weight_grad_s=np.where((kind == _NONE)[:, None], stack("weight_grad"), 0.0),
-        forward_s=zero,
-        backward_s=zero,
-        again_s=zero,
-        copy_forward=zero,
-        copy_backward=zero,
-        offloaded=zero,
-        adapters=zero,
-        expert_adapters=zero,
+        **dict.fromkeys(later, np.zeros_like(saved)),
     )
     out.total()
     return out

@@ -129,15 +129,9 @@ def validate(
         runs = shipped_runs()
     table = runs if isinstance(runs, RunTable) else RunTable(runs=tuple(runs), where="given")
     rows = _of_sources(table, sources)
-    cases: list[Case] = []
     unread = [row for row in table.unread if sources is None or source_of(row.id) in sources]
-    skipped = [Skipped(id=row.id, reason=row.reason) for row in unread]
-    for run in rows:
-        try:
-            case = choose(convert(run, runtime))
-            cases.append(case if calibration is None else with_calibration(case, calibration))
-        except Unconvertible as reason:
-            skipped.append(Skipped(id=run.id, reason=str(reason)))
+    cases, unconverted = _cases(rows, runtime, calibration)
+    skipped = [*(Skipped(id=row.id, reason=row.reason) for row in unread), *unconverted]
     used: list[tuple[Case, Row]] = []
     for case, found in zip(cases, predict_all(cases), strict=True):
         if isinstance(found, Unconvertible):
@@ -158,6 +152,20 @@ def validate(
             "calibration": msgspec.to_builtins(calibration),
         },
     )
+
+
+def _cases(
+    rows: Iterable[Run], runtime: str | None, calibration: Calibration | None
+) -> tuple[list[Case], list[Skipped]]:
+    cases: list[Case] = []
+    skipped: list[Skipped] = []
+    for run in rows:
+        try:
+            case = choose(convert(run, runtime))
+            cases.append(case if calibration is None else with_calibration(case, calibration))
+        except Unconvertible as reason:
+            skipped.append(Skipped(id=run.id, reason=str(reason)))
+    return cases, skipped
 
 
 def _of_sources(table: RunTable, sources: Sequence[str] | None) -> tuple[Run, ...]:
