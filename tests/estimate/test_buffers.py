@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from fivefold.layout import Layout
 
@@ -64,3 +65,14 @@ def test_newton_schulz_by_hand(kernel_of):
     shapes = [(H, 3 * H), (H, H), (H, FFN), (H, FFN)]  # query, key and value as one
     flops = sum(5 * (2 * m * m * n + 2 * m**3 + 2 * m * m * n) for m, n in shapes)
     assert kernel.costs[0].newton_schulz[0] == pytest.approx(flops, rel=1e-9)
+
+
+@pytest.mark.parametrize(("over", "tp", "sums"), [("all", 2, 2), ("all", 1, 0), ("head", 2, 0)])
+def test_a_norm_over_all_heads_sums_over_the_ranks_that_have_some(kernel_of, small, over, tp, sums):
+    """One fp32 number a token for queries and one for keys, in both passes."""
+    run = small["llama"].runs[0]
+    block = replace(run.block, mixer=replace(run.block.mixer, qk_norm=True, qk_norm_over=over))
+    model = replace(small["llama"], runs=(replace(run, block=block),))
+    rows = kernel_of(model, [Layout(tp=tp)]).ledgers[0].exchanges
+    found = [float(np.ravel(row.bytes)[0]) for row in rows if row.name == "qk_norm sums"]
+    assert found == [2 * 4 * 2048] * sums
