@@ -161,3 +161,13 @@ def test_replicas_of_shards_sum_the_adapters_parts_too() -> None:
         for part, n, stride in ((size, 8, 1), (size / 8, 2, 8))
     )
     assert kernel.adapter_reduction_seconds(np.arange(1))[0] == pytest.approx(inside + across, rel=1e-9)
+
+
+def test_all_buckets_but_the_last_of_the_adapters_gradients_are_reduced_beside_backward() -> None:
+    """207M adapters, in buckets of 40M."""
+    cluster, work = load_cluster("h100-sxm", gpus=16), replace(WORK, lora=Lora(rank=16))
+    problem = Problem(load_model("llama-3-70b"), cluster, work, load_runtime("megatron"))
+    kernel = Kernel(problem, Columns.from_layouts([Layout()], 16, work))
+    bucket = kernel.trained_grad_bytes * 40e6
+    alone = float(collective_seconds(cluster, "all_reduce", bucket, place(cluster, 16, 1))[0])
+    assert kernel.adapter_reduction_seconds(np.arange(1))[0] == pytest.approx(alone, rel=1e-9)

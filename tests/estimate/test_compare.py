@@ -84,3 +84,20 @@ def test_the_simple_view_is_the_papers_arithmetic() -> None:
     peak = estimate.memory.stages[estimate.memory.peak_stage].breakdown
     assert rows["states per GPU"].exact == sum(peak[name] for name in states)
     assert rows["states per GPU"].simple == pytest.approx(estimate.params.total / 64 * (6 + 12 / 8))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "runtime", "cp", "held"), [("afab", "nanotron", 1, 8), ("1f1b", "megatron", 2, 4)]
+)
+def test_the_simple_view_counts_what_context_parallelism_shards_and_a_schedule_holds(
+    schedule, runtime, cp, held
+) -> None:
+    """tp 2, pp 4 and eight ranks that share an optimizer state on 64 GPUs."""
+    model, cluster = ff.load_model("llama-2-7b"), ff.load_cluster("h100-sxm", gpus=64)
+    work, layout = ff.Workload(seq_len=4096, global_batch=64), ff.Layout(tp=2, cp=cp, pp=4, schedule=schedule)
+    estimate = ff.estimate(model, cluster, work, layout, runtime=runtime)
+    assert not estimate.violations
+    rows = {row.quantity: row for row in simple_view(model, cluster, work, layout, runtime, estimate)}
+    assert rows["states per GPU"].simple == pytest.approx(estimate.params.total / 8 * (6 + 12 / 8))
+    layer = rows["activations of a layer"].simple
+    assert rows["activations of stage 0"].simple == pytest.approx(layer * 32 / 4 * held)

@@ -212,3 +212,19 @@ def test_runs_of_mixtures_speak_for_mixtures_and_dense_ones_do_not() -> None:
     )
     assert known == pytest.approx(0.5 * plain, rel=1e-9)
     assert unknown == pytest.approx(hypot(0.5 * (plain**2 - 0.17**2) ** 0.5, 0.17), rel=1e-9)
+
+
+def test_factors_on_links_are_of_the_network_where_there_is_one_and_of_all_their_rates() -> None:
+    box = load_cluster("a100-80g-pcie-nvlink", gpus=16)
+    inner, outer = (apply(box, load_runtime("megatron"), {name: 2.0})[0].links for name in ("scale_up", "network"))
+    assert [was.bandwidth_per_s / now.bandwidth_per_s for was, now in zip(box.links, inner, strict=True)] == [
+        *[2] * (len(box.links) - 1),
+        1,
+    ]
+    assert [was.bandwidth_per_s / now.bandwidth_per_s for was, now in zip(box.links, outer, strict=True)] == [
+        *[1] * (len(box.links) - 1),
+        2,
+    ]
+    wired = replace(box, links=(replace(box.links[-1], peer_bandwidth_per_s=1e9),))
+    alone = apply(wired, load_runtime("megatron"), {"scale_up": 2.0, "network": 8.0})[0].links[0]
+    assert (alone.bandwidth_per_s, alone.peer_bandwidth_per_s) == (box.links[-1].bandwidth_per_s / 2, 5e8)

@@ -176,3 +176,14 @@ def test_a_plan_file_keeps_it(tmp_path: Path) -> None:
     again = load_plan(tmp_path / "plan.toml")
     assert again.workload.offload == Offload(optimizer=0.5)
     assert again.estimate().step == one.step
+
+
+def test_fully_sharded_gradients_leave_beside_backward() -> None:
+    """What is left after it: 16-bit weights that come back."""
+    cluster = replace(load_cluster("h100-sxm", gpus=8), host_memory_bandwidth_per_s=1e15)
+    here, there = (priced(each, cluster, runtime="deepspeed-zero", zero=3) for each in (None, Offload(optimizer=1)))
+    assert here.memory and there.step and cluster.host_link_bandwidth_per_s
+    parameters = here.memory.stages[0].breakdown.master / 4
+    assert there.step.breakdown_s.optimizer == pytest.approx(
+        2 * parameters / cluster.host_link_bandwidth_per_s, rel=1e-4
+    )
