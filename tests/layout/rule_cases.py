@@ -182,6 +182,7 @@ CASES: dict[str, Case] = {
     "fivefold-empty-chunk": (TRAINER | {"model": "windowed", "global_batch": 6400}, {"pp": 8}, {"pp": 16}),
     "fivefold-overlap-ep": (TRAINER, {}, {"overlap": EP}),
     "fivefold-grad-dtype": (TRAINER | {"grad_dtype": "bf16"}, {"precision": "bf16"}, {"precision": "fp16"}),
+    "fivefold-frozen": (TRAINER, {}, {"trained": "adapters"}),
     "fp8-dimensions": ({"precision": "fp8"}, {"tp": 8}, {"model": "odd-hidden"}),
     "nanotron-cp": (NANOTRON | {"model": "plain"}, {}, {"cp": 2}),
     "nanotron-cp-kind": (

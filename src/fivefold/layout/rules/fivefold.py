@@ -208,4 +208,16 @@ FIVEFOLD: tuple[Rule, ...] = (
         message="bf16 gradients go with bf16 compute, not with {precision}.",
         source="fivefold.train.precision",
     ),
+    Rule(
+        id="fivefold-frozen",
+        moot_after=("lora-runtime",),
+        option="--lora-rank",
+        field=None,
+        values=lambda c, x: [],
+        runtimes=_ONLY,
+        holds=lambda c, x: x.work.trained == "all",
+        message="The trainer trains every weight, and this workload freezes them beside adapters. Plan it for another "
+        "runtime.",
+        source="fivefold.train.optimizer",
+    ),
 )
