@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 
 from fivefold.cluster import load_cluster
 from fivefold.estimate import Kernel
+from fivefold.layout.rules import valid_mask
 from fivefold.model import load_model
 from fivefold.search import found as found_module
+from fivefold.search import prune
 from fivefold.search.found import Found, search
 from fivefold.search.front import Front, outermost
 from fivefold.search.leaders import DEGREES
+from fivefold.search.space import Space
 
 CASES = {
     "dense": ("llama-3-8b", 16, 8192, 64, "megatron"),
@@ -59,12 +62,12 @@ def test_the_front_stays(both):
         assert np.allclose(whole, pruned, rtol=1e-12)
 
 
-def _leaders(found: Found, rows: np.ndarray, seconds: np.ndarray) -> list[float]:
-    """The fastest of each set of degrees, fastest first: as many as were wanted."""
+def _leaders(found: Found, rows: np.ndarray, values: np.ndarray) -> list[float]:
+    """The least of each set of degrees, least first: as many as were wanted."""
     degrees = np.stack([getattr(found.columns, name)[rows] for name in DEGREES], axis=1)
     best: dict[tuple[int, ...], float] = {}
-    for names, time in zip(map(tuple, degrees.tolist()), seconds.tolist(), strict=True):
-        best[names] = min(time, best.get(names, np.inf))
+    for names, value in zip(map(tuple, degrees.tolist()), values.tolist(), strict=True):
+        best[names] = min(value, best.get(names, np.inf))
     return sorted(best.values())[:WANTED]
 
 
@@ -78,12 +81,79 @@ def test_the_fastest_of_the_best_degrees_stay(both):
         assert _leaders(found, found.rows, found.seconds) == pytest.approx(expected, rel=1e-12)
 
 
+def test_the_lightest_of_the_best_degrees_stay(both):
+    whole, _ = both
+    fitting = np.concatenate([whole.rows, whole.bounded_rows])
+    kernel = Kernel(whole.problem, whole.columns)
+    expected = _leaders(whole, fitting, kernel.peak(fitting).reserved) if len(fitting) else []
+    for found in both:
+        assert _leaders(found, found.rows, found.reserved) == expected
+
+
 def test_the_lightest_layout_stays_when_nothing_fits(both):
     whole, pruned = both
     if whole.fitting:
         pytest.skip("something fits")
     assert not pruned.fitting
     assert pruned.unfit_reserved.min() == whole.unfit_reserved.min()
+
+
+@pytest.mark.parametrize("pins", [{"recompute": ("none",)}, {"recompute": ("selective", "none")}])
+def test_what_misses_by_least_stays_where_not_all_can_be_recomputed(pins, help_with):
+    """A pin rules out what the memory of a base is bounded with, which fits although no layout does."""
+    wide = help_with.problem_of(load_model("deepseek-v2-lite"), load_cluster("h100-sxm", gpus=8), global_batch=32)
+    full, pinned = (search(wide, "megatron", asked).reserved.min() for asked in ({"recompute": ("full",)}, pins))
+    assert full < pinned
+    cluster = help_with.small_cluster(8, 1.0001 * full / 1e9)
+    problem = help_with.problem_of(wide.model, cluster, global_batch=32)
+    whole, pruned = (search(problem, "megatron", pins, most=most) for most in (10**9, 0))
+    assert not whole.fitting and not pruned.fitting
+    assert len(pruned.columns) < len(whole.columns)
+    assert pruned.unfit_reserved.min() == whole.unfit_reserved.min()
+
+
+@pytest.mark.parametrize("case", [("nanotron", {"trained": "adapters"}), ("fivefold", {}), ("fivefold@cpu", {})])
+def test_no_choice_of_recomputation_is_below_the_bounds_of_its_base(case, help_with):
+    """On stages of a block or two, where recomputing parts can need less than recomputing all."""
+    runtime, work = case
+    cluster = load_cluster("h100-sxm", gpus=8)
+    model = help_with.cut("llama-3-70b", 6)
+    problem = help_with.problem_of(model, cluster, runtime, seq_len=1024, global_batch=16, **work)
+    found = search(problem, runtime, {})
+    columns, rows = found.columns, np.arange(len(found.columns))
+    masks = np.unique(columns.recompute_modules[columns.recompute_modules > 0]).tolist()
+    kernel = Kernel(problem, columns)
+    assert (prune._least_bytes(problem, columns, masks) <= kernel.peak(rows).reserved).all()
+    fastest = Kernel(problem, prune._recomputing(columns, prune._NONE))
+    assert (fastest.lower_bound(rows) <= kernel.step_seconds(rows) * (1 + 1e-12)).all()
+
+
+def test_a_step_of_nothing_but_its_bound_leads_its_degrees(help_with):
+    """Frozen weights reduce and update nothing, so that nothing lies between the bound and the time of a step."""
+    cluster = load_cluster("h100-sxm", gpus=8)
+    problem = help_with.problem_of(load_model("mixtral-8x7b"), cluster, trained="adapters", global_batch=2)
+    found = [search(problem, "megatron", {"tp": (8,)}, WANTED, most=most) for most in (10**9, 0)]
+    whole, pruned = (_leaders(each, each.rows, each.seconds) for each in found)
+    assert len(whole) > 1 and pruned == pytest.approx(whole, rel=1e-12)
+
+
+def test_what_is_refused_is_neither_multiplied_nor_priced(help_with):
+    """A table without a legal row is thinned at every step."""
+    cluster = load_cluster("h100-sxm", gpus=512)
+    problem = help_with.problem_of(
+        load_model("gpt2"), cluster, "fivefold", precision="fp8", trained="adapters", global_batch=512
+    )
+    for most in (0, 10**9):
+        found = search(problem, "fivefold", {}, most=most)
+        assert not len(found.columns) and 0 < len(found.candidates) < 100_000
+
+
+@pytest.mark.parametrize("runtime", ["megatron", "torchtitan", "fsdp"])
+def test_nothing_but_recomputation_is_left_for_rules_to_refuse(runtime, help_with):
+    problem = help_with.problem_of(load_model("mixtral-8x7b"), load_cluster("h100-sxm", gpus=16), runtime)
+    space = Space(problem, {"recompute": ("none",)}, runtime)
+    columns = space.columns()
+    assert len(columns) > 10 and valid_mask(columns, space._context()).all()
 
 
 @pytest.mark.parametrize("runtime", ["megatron", "torchtitan"])

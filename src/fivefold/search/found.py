@@ -83,8 +83,8 @@ def _price(
     """(rows fastest first, their seconds and reserved bytes, rows that their bound excluded).
 
     Layouts are priced in the order of their lower bounds, until the next bound lies beyond the best time and all that
-    could tie with it; then those that could still lie on the front of memory and time, or lead one of the `wanted` sets
-    of degrees.
+    could tie with it; then those that could still lie on the front of memory and time, or are among the fastest or the
+    lightest `wanted` sets of degrees.
     """
     bound = kernel.lower_bound(fitting)
     order = np.argsort(bound, kind="stable")
@@ -100,11 +100,12 @@ def _price(
         done += len(take)
     columns = kernel.columns.take(fitting)
     front, leaders = Front(), Leaders(columns, wanted)
+    leaders.add(columns, np.full(len(fitting), np.inf), reserved)
     take, left = order[:done], order[done:]
     while len(take):
         front.add(seconds[take], reserved[take])
-        leaders.add(columns.take(take), seconds[take])
-        leading = leaders.may_lead(bound[left], leaders.group[left])
+        leaders.add(columns.take(take), seconds[take], reserved[take])
+        leading = leaders.may_lead(bound[left], reserved[left], leaders.group[left])
         keep = leading | ~front.beats(bound[left], reserved[left])
         left, leading = left[keep], leading[keep]
         light = outermost(bound[left], reserved[left], _FRONT_CHUNK)

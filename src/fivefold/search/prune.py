@@ -3,14 +3,15 @@
 A base is a layout without its choice of recomputation. With everything recomputed it needs the least memory, and with
 nothing recomputed it takes the least time. So a base is set aside when the first does not fit, or when a layout that
 was priced is no heavier than the first and faster, beyond a tie, than a lower bound on the second, unless it may hold
-one of the answers (leaders.py). None of this loses the optimum, what ties with it, the front of memory and time, or the
-fastest of the best sets of degrees.
+one of the answers (leaders.py). None of this loses the optimum, what ties with it, the front of memory and time, the
+fastest and the lightest of the best sets of degrees, or, where nothing fits, the layout that misses by least.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 
@@ -22,46 +23,75 @@ from fivefold.search.leaders import Leaders
 
 Expand = Callable[[np.ndarray], Columns]
 
-_FULL, _NONE = RECOMPUTE_KINDS.index("full"), RECOMPUTE_KINDS.index("none")
+_FULL, _SELECTIVE, _NONE = (RECOMPUTE_KINDS.index(kind) for kind in ("full", "selective", "none"))
 _CHUNK = 16_384
 _ROUNDS = 4
 _TRIED = 128  # bases priced in a round: so many of all, and so many over the classes
 _CLASSES = 64
 
 
-def promising(problem: Problem, bases: Columns, expand: Expand, wanted: int) -> np.ndarray:
-    """Positions of the bases that can still hold a layout worth pricing; of bases that all do not fit, the lightest.
+def promising(problem: Problem, bases: Columns, parts: Sequence[int], expand: Expand, wanted: int) -> np.ndarray:
+    """Positions of the bases that can still hold a layout worth pricing; where none was found to fit, also of those
+    that may hold the one that misses by least.
 
-    expand: from positions of bases to their valid layouts with every choice of recomputation. wanted: how many sets of
-    degrees will be listed.
+    parts: masks of the modules that selective recomputation may name. expand: from positions of bases to their valid
+    layouts with every choice of recomputation. wanted: how many sets of degrees will be listed.
     """
-    lightest = _in_chunks(Kernel(problem, _recomputing(bases, _FULL)), _reserved)
-    left = np.flatnonzero(lightest <= problem.cluster.gpu.memory_bytes)
+    least = _least_bytes(problem, bases, parts)
+    left = np.flatnonzero(least <= problem.cluster.gpu.memory_bytes)
     if not len(left):
-        return np.argsort(lightest, kind="stable")[:_TRIED]
-    fitting = bases.take(left)
+        return _nearest(problem, least, expand)
+    fitting, lightest = bases.take(left), least[left]
     bound = _in_chunks(Kernel(problem, _recomputing(fitting, _NONE)), Kernel.lower_bound)
-    lightest = lightest[left]
     front, leaders = Front(), Leaders(fitting, wanted)
     group, tried = leaders.group, np.zeros(len(left), dtype=bool)
     tie = 1 + problem.runtime.tie_spread
     for _ in range(_ROUNDS):
         untried = np.flatnonzero(~tried)
-        take = untried[
-            np.union1d(
-                _along_the_front(bound[untried], lightest[untried]),
-                _first_of_groups(bound[untried], group[untried], wanted),
-            )
-        ]
+        picks = (
+            _along_the_front(bound[untried], lightest[untried]),
+            _first_of_groups(bound[untried], group[untried], wanted),
+            _first_of_groups(lightest[untried], group[untried], wanted),
+        )
+        take = untried[np.unique(np.concatenate(picks))]
         if not len(take):
             break
         tried[take] = True
         columns, seconds, reserved = _priced(problem, expand(left[take]))
         front.add(seconds, reserved)
-        leaders.add(columns, seconds)
-        keep = ~front.beats(bound / tie, lightest) | leaders.may_lead(bound, group)
+        leaders.add(columns, seconds, reserved)
+        keep = ~front.beats(bound / tie, lightest) | leaders.may_lead(bound, lightest, group)
         left, bound, lightest, group, tried = left[keep], bound[keep], lightest[keep], group[keep], tried[keep]
-    return np.sort(left)
+    return np.sort(left) if len(front.seconds) else np.union1d(left, _nearest(problem, least, expand))
+
+
+def _least_bytes(problem: Problem, bases: Columns, parts: Sequence[int]) -> np.ndarray:
+    """What no choice of recomputation needs less than, [n]: that of all blocks, and in fivefold's trainer also those of
+    parts, which bring less back at once than a block."""
+    choices = [(_FULL, 0), *((_SELECTIVE, mask) for mask in parts if problem.runtime.sharding == "buckets")]
+    each = (_in_chunks(Kernel(problem, _recomputing(bases, *choice)), _never_below) for choice in choices)
+    return reduce(np.minimum, each)
+
+
+def _never_below(kernel: Kernel, rows: np.ndarray) -> np.ndarray:
+    """Reserved bytes of what allocates as much or more, [n]. Where states do not fragment, the largest rank of that may
+    be one with more states, of which less fragments."""
+    peak = kernel.peak(rows)
+    if kernel.problem.runtime.states_fragment:
+        return peak.reserved
+    return peak.allocated + sum(kernel.outside_allocator(rows).values())
+
+
+def _nearest(problem: Problem, lightest: np.ndarray, expand: Expand) -> np.ndarray:
+    """Positions of the bases that may hold the lightest valid layout."""
+    order = np.argsort(lightest, kind="stable")
+    least, taken = np.inf, 0
+    while taken < len(order) and lightest[order[taken]] < least:
+        columns = expand(order[taken : taken + _TRIED])
+        if len(columns):
+            least = min(least, _in_chunks(Kernel(problem, columns), _reserved).min())
+        taken += _TRIED
+    return order[:taken]
 
 
 def _along_the_front(bound: np.ndarray, lightest: np.ndarray) -> np.ndarray:
@@ -100,10 +130,12 @@ def _reserved(kernel: Kernel, rows: np.ndarray) -> np.ndarray:
     return kernel.peak(rows).reserved
 
 
-def _recomputing(bases: Columns, kind: int) -> Columns:
-    """The bases with all blocks recomputed or none."""
+def _recomputing(bases: Columns, kind: int, modules: int = 0) -> Columns:
+    """The bases with all blocks recomputed, some modules of each, or none."""
     same = np.zeros(len(bases), dtype=np.int64)
-    return replace(bases, recompute_kind=same + kind, recompute_layers=same + ALL_LAYERS, recompute_modules=same)
+    return replace(
+        bases, recompute_kind=same + kind, recompute_layers=same + ALL_LAYERS, recompute_modules=same + modules
+    )
 
 
 __all__ = ["promising"]

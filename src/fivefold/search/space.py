@@ -15,7 +15,7 @@ import numpy as np
 from fivefold.errors import FivefoldError, option_of
 from fivefold.estimate import Problem
 from fivefold.estimate.estimate import rule_context
-from fivefold.layout.columns import ALL_LAYERS, Columns, mask_of
+from fivefold.layout.columns import ALL_LAYERS, COLUMN_NAMES, CORE_ATTENTION_MASK, Columns, mask_of
 from fivefold.layout.layout import CHUNKS, CP_KINDS, RECOMPUTE_KINDS, SCHEDULES, SPLIT_BACKWARD
 from fivefold.layout.mixers import largest_tp
 from fivefold.layout.rules import Context, rules_for, valid_mask
@@ -64,6 +64,7 @@ class Space:
     be listed. most: candidates from which on combinations are set aside before recomputation is enumerated. set_aside:
     how many candidates that left out.
     settled: ids of the rules that the table obeys, as the options that they ask for were known at an earlier step.
+    refused: whether some step left nothing that obeys its rules, so that the rows only explain the refusal.
     """
 
     problem: Problem
@@ -73,6 +74,7 @@ class Space:
     most: int = MOST_ENUMERATED
     set_aside: int = 0
     settled: set[str] = field(default_factory=set)
+    refused: bool = False
 
     def columns(self) -> Columns:
         """Every candidate whose degrees divide the GPUs and the batch. FivefoldError when pins leave none."""
@@ -83,10 +85,11 @@ class Space:
         table = self._legal(self._schedules(table))
         table = self._legal(self._uneven_stages(table))
         table = self._legal(self._sharding(table))
-        table = self._legal(self._overlaps(table))
+        table = self._legal(self._overlaps(table), whole=True)
         if not len(table["tp"]):
             raise self._empty()
-        table = self._promising(table)
+        if not self.refused:
+            table = self._promising(table)
         table = self._recompute(table)
         if not len(table["tp"]):
             raise self._empty()
@@ -104,7 +107,8 @@ class Space:
             columns = self._built(self._recompute(kept(table, positions)))
             return columns.take(np.flatnonzero(valid_mask(columns, self._context())))
 
-        hopeful = promising(self.problem, self._built(table), expand, self.wanted)
+        parts = [mask or CORE_ATTENTION_MASK for kind, _, mask in self._recompute_options() if kind == _SELECTIVE]
+        hopeful = promising(self.problem, self._built(table), parts, expand, self.wanted)
         self.set_aside = self._count_recomputed(table) - self._count_recomputed(kept(table, hopeful))
         return kept(table, hopeful)
 
@@ -319,21 +323,27 @@ class Space:
                 table = crossed(table, **{name: np.array([bool(value) for value in self.pins[name]])})
         return table
 
-    def _legal(self, table: Table) -> Table:
+    def _legal(self, table: Table, *, whole: bool = False) -> Table:
         """The rows that no rule refuses whatever the options still to come; of a table without any, some rows, from
-        which the refusal can be explained."""
-        known = Known(table, self.problem.cluster.gpus, self.problem.work.global_batch)
+        which the refusal can be explained. whole: of a table that lacks nothing but recomputation."""
+        known = Known.of(table, self.problem.cluster.gpus, self.problem.work.global_batch)
+        if whole:
+            columns = self._built(table)
+            known = Known({name: getattr(columns, name) for name in COLUMN_NAMES if not name.startswith("recompute_")})
         alive = np.ones(len(table["tp"]), dtype=bool)
         context = self._context()
+        obeyed: set[str] = set()
         for rule in rules_for(context):
             if rule.id not in self.settled:
                 try:
                     alive &= rule.holds(cast(Columns, known), context)
                 except NotYetKnownError:
                     continue
-                self.settled.add(rule.id)
+                obeyed.add(rule.id)
         if alive.any() or not len(alive):
+            self.settled |= obeyed
             return kept(table, alive)
+        self.refused = True  # and the same rules refuse the rows of the next step, which are thinned in turn
         return kept(table, np.unique(np.linspace(0, len(alive) - 1, _REFUSED_SHOWN).astype(int)))
 
     def _context(self) -> Context:

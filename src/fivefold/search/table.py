@@ -37,15 +37,19 @@ class NotYetKnownError(Exception):
 class Known:
     """The columns of a table in the making, and what follows from them, as rules read them."""
 
-    def __init__(self, table: Table, world: int, batch: int) -> None:
-        self._columns = dict(table)
-        columns = self._columns
+    def __init__(self, columns: Table) -> None:
+        self._columns = columns
+
+    @classmethod
+    def of(cls, table: Table, world: int, batch: int) -> Known:
+        columns = dict(table)
         if {"tp", "cp", "pp"} <= columns.keys():
             columns["dp"] = world // (columns["tp"] * columns["cp"] * columns["pp"])
             if "micro_batch" in columns:
                 columns["num_micro_batches"] = batch // np.maximum(columns["micro_batch"] * columns["dp"], 1)
         if {"etp", "ep", "pp"} <= columns.keys():
             columns["edp"] = world // (columns["etp"] * columns["ep"] * columns["pp"])
+        return cls(columns)
 
     def __getattr__(self, name: str) -> Ints:
         try:
