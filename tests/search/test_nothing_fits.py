@@ -11,7 +11,7 @@ from fivefold.cluster import load_cluster
 from fivefold.estimate import Problem
 from fivefold.layout import blocks_per_stage
 from fivefold.model import load_model
-from fivefold.search.space import Space
+from fivefold.search.stage_counts import stage_counts
 
 
 @pytest.fixture(scope="module", params=["llama-3-70b", "llama-3-8b"])
@@ -105,7 +105,7 @@ def test_blocks_that_are_a_few_too_many_lengthen_an_end(layers: int, gpus: int, 
     """No pipeline over all GPUs is missed because its longest stage would be an end: every count is one by hand."""
     model = help_with.cut("llama-3-8b", layers)
     problem = help_with.problem_of(model, load_cluster("h100-sxm", gpus=gpus), global_batch=gpus)
-    counts = Space(problem).stage_counts(gpus, 1)
+    counts = stage_counts(problem, gpus, 1)
     assert counts
     if ends is not None:
         assert {each[:2] for each in counts} == ends

@@ -15,7 +15,7 @@ from fivefold.layout.stages import resolve
 from fivefold.search.playbook import follow_playbook
 from fivefold.search.price import Priced, price_all, step_seconds
 from fivefold.search.result import DimensionEffect, Limit, Neighbour, Why
-from fivefold.search.space import Space
+from fivefold.search.stage_counts import stage_counts
 from fivefold.search.words import duration, gigabytes, layout_words, percent
 
 replace = msgspec.structs.replace
@@ -227,7 +227,7 @@ def _chosen_with(problem: Problem, name: str, layout: Layout) -> list[Layout]:
                 account_for_embedding=bool(each.account_for_embedding),
                 account_for_loss=bool(each.account_for_loss),
             )
-            for each in Space(problem).stage_counts(layout.pp, layout.vpp)
+            for each in stage_counts(problem, layout.pp, layout.vpp)
         ]
         return [layout, *(each for each in splits if each != layout)]
     return [layout]

@@ -7,8 +7,7 @@ options so far refuses, so that a million candidates cost some tenths of a secon
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import product
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,10 +18,10 @@ from fivefold.layout.columns import ALL_LAYERS, COLUMN_NAMES, CORE_ATTENTION_MAS
 from fivefold.layout.layout import CHUNKS, CP_KINDS, RECOMPUTE_KINDS, SCHEDULES, SPLIT_BACKWARD
 from fivefold.layout.mixers import largest_tp
 from fivefold.layout.rules import Context, rules_for, valid_mask
-from fivefold.layout.stages import split_policy
 from fivefold.model.spec import Experts, LatentAttention
 from fivefold.search.pins import divides_nothing
 from fivefold.search.prune import promising
+from fivefold.search.stage_counts import stage_counts
 from fivefold.search.table import Ints, Known, NotYetKnownError, Table, crossed, kept, stacked
 
 # Micro-batches beyond this many sequences only add memory: the matrix products have long been full.
@@ -40,15 +39,6 @@ SEARCHED_SCHEDULES = tuple(name for name in SCHEDULES if name not in SPLIT_BACKW
 _DENSE_PARTS = (("core_attn",), ("layernorm",), ("mlp",), ("layernorm", "mlp"))
 _EXPERT_PARTS = (("core_attn",), ("layernorm",), ("moe_act",), ("layernorm", "moe_act"), ("moe",))
 _LATENT_PARTS = (("mla_up_proj",), ("layernorm", "moe_act", "mla_up_proj"))
-
-
-class StageCounts(NamedTuple):
-    """One way to split blocks over stages: counts of the first and last rank (0: even), what counts as a block."""
-
-    first_stage_layers: int = 0
-    last_stage_layers: int = 0
-    account_for_embedding: int = 0
-    account_for_loss: int = 0
 
 
 def _runs(schedule: Any, chunks: int) -> bool:
@@ -183,7 +173,8 @@ class Space:
         if pp == 1:
             named = self.pins.get("schedule", SEARCHED_SCHEDULES)
             return vpp == 1 and (schedule == _1F1B or SCHEDULES[_1F1B] not in named)
-        return (vpp == 1 or pp * vpp <= self.problem.model.layers) and bool(self.stage_counts(pp, vpp))
+        fills = vpp == 1 or pp * vpp <= self.problem.model.layers
+        return fills and bool(stage_counts(self.problem, pp, vpp, self.pins))
 
     def _chunks_possible(self, chunks: int) -> bool:
         """Two stages is the shallowest pipeline, and no chunk is empty."""
@@ -194,7 +185,7 @@ class Space:
         """First and last stages with fewer blocks, for layers that do not divide and to balance embedding and head."""
         parts: list[Table] = []
         for pp, vpp in sorted({*zip(table["pp"].tolist(), table["vpp"].tolist(), strict=True)}):
-            counts = self.stage_counts(pp, vpp)
+            counts = stage_counts(self.problem, pp, vpp, self.pins)
             if counts:
                 first, last, embedding, loss = np.array(counts).T
                 here = kept(table, (table["pp"] == pp) & (table["vpp"] == vpp))
@@ -210,47 +201,6 @@ class Space:
         if not parts:
             raise self._empty()
         return stacked(parts)
-
-    def stage_counts(self, pp: int, vpp: int) -> list[StageCounts]:
-        """Splits to try for one pipeline, (0, 0, 0, 0) being even; see StageCounts."""
-        layers = self.problem.model.layers
-        if any(name in self.pins for name in StageCounts._fields):
-            values = [self.pins.get(name) or (0,) for name in StageCounts._fields]
-            return [StageCounts(*(int(value or 0) for value in each)) for each in product(*values)]
-        if split_policy(self.problem.runtime.name) != "even":
-            return [StageCounts()]
-        stages = pp * vpp
-        counts = {StageCounts()} if layers % stages == 0 else set()
-        if pp == 1:
-            return [*counts]
-        for embedding, loss in ((1, 1), (0, 1), (1, 0)):
-            if (layers + embedding + loss) % stages == 0:
-                counts.add(StageCounts(account_for_embedding=embedding, account_for_loss=loss))
-        if pp > 2 and not counts:
-            counts |= self._ends_apart(pp, vpp) or self._longer_ends(pp, vpp)
-        return sorted(counts)
-
-    def _ends_apart(self, pp: int, vpp: int) -> set[StageCounts]:
-        """First and last counts around equal middle stages, for a number of blocks that nothing else divides."""
-        layers = self.problem.model.layers
-        fewest = -(-layers // (pp * vpp)) * vpp
-        counts: set[StageCounts] = set()
-        for width in (fewest, fewest + vpp):
-            spare = layers - width * (pp - 2)
-            for first in (spare // (2 * vpp) * vpp, -(-spare // (2 * vpp)) * vpp, width, width - vpp):
-                last = spare - first
-                if 0 < first <= width and 0 < last <= width and last % vpp == 0:
-                    counts.add(StageCounts(first, last))
-        return counts
-
-    def _longer_ends(self, pp: int, vpp: int) -> set[StageCounts]:
-        """One end with a block a chunk more than the middle stages, or both, where so few blocks are left over that
-        longer middle stages would leave none to the ends: 126 blocks on 25 stages are 6 and 24 times 5."""
-        layers, width = self.problem.model.layers, self.problem.model.layers // (pp * vpp) * vpp
-        if vpp > 1 and width < 2 * vpp:  # twice the blocks in the chunks of an end gives back what interleaving gains
-            return set()
-        ends = ((width, width + vpp), (width + vpp, width), (width + vpp, width + vpp))
-        return {StageCounts(*each) for each in ends if width and sum(each) + width * (pp - 2) == layers}
 
     def _sharding(self, table: Table) -> Table:
         stages = self._values("zero", self.problem.runtime.zero_stages)
@@ -326,10 +276,11 @@ class Space:
     def _legal(self, table: Table, *, whole: bool = False) -> Table:
         """The rows that no rule refuses whatever the options still to come; of a table without any, some rows, from
         which the refusal can be explained. whole: of a table that lacks nothing but recomputation."""
-        known = Known.of(table, self.problem.cluster.gpus, self.problem.work.global_batch)
         if whole:
             columns = self._built(table)
             known = Known({name: getattr(columns, name) for name in COLUMN_NAMES if not name.startswith("recompute_")})
+        else:
+            known = Known.of(table, self.problem.cluster.gpus, self.problem.work.global_batch)
         alive = np.ones(len(table["tp"]), dtype=bool)
         context = self._context()
         obeyed: set[str] = set()
