@@ -46,8 +46,9 @@ _COMPILED_CHAINS = {"unfused_norms": False, "fused_glu": True, "input_gradient_b
 _COMPILED_LOSS = {"loss_bytes_per_logit": 4, "loss_moved_bytes": (4.0, 4.0)}
 # Megatron-Core's own fused cross-entropy under torch.compile: what is written in place and reduced over in one graph
 # becomes an fp32 tensor of its own and is copied back (a note in core/fusions/fused_cross_entropy.py, 0cb4a9c817, which
-# takes the graph apart and is newer than the published runs).
-_NATIVE_FUSED_LOSS = {"loss_bytes_per_logit": 10}
+# takes the graph apart and is newer than the published runs). Cast and maximum are one kernel (6), subtraction,
+# exponential and sum another (8) with its copy (8), and the division a third (8).
+_NATIVE_FUSED_LOSS = {"loss_bytes_per_logit": 10, "loss_moved_bytes": (30.0, 14.0)}
 
 
 def changes_of(run: Run, line: Framework) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def _by_release(run: Run, line: Framework) -> dict[str, Any]:
         loss = _COMPILED_LOSS if dated(run) >= _LOSS_COMPILED else {"loss_bytes_per_logit": 12}
         # Traced, a collective is waited for where it starts, and Inductor does not move it (PyTorch 2.13,
         # _functional_collectives.py _maybe_wrap_tensor and _inductor/config.py reorder_for_compute_comm_overlap).
-        return {**line.changes, **loss, **_COMPILED_CHAINS, "ring_waits": True}
+        return {**_by_recipe(run, line), **loss, **_COMPILED_CHAINS, "ring_waits": True}
     options = options_of(run, line)
     return {**_by_recipe(run, line), **_by_options(run, line, options), **_by_graphs(run, line, options)}
 
