@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fivefold.cluster import load_cluster
 from fivefold.estimate import Kernel
+from fivefold.layout.columns import COLUMN_NAMES
 from fivefold.layout.rules import valid_mask
 from fivefold.model import load_model
 from fivefold.search import found as found_module
@@ -146,6 +147,16 @@ def test_what_is_refused_is_neither_multiplied_nor_priced(help_with):
     for most in (0, 10**9):
         found = search(problem, "fivefold", {}, most=most)
         assert not len(found.columns) and 0 < len(found.candidates) < 100_000
+
+
+def test_no_layout_is_listed_twice(help_with):
+    """Without ZeRO, pinned replicas of 1 and of all ranks are the same layout."""
+    cluster = load_cluster("h100-sxm", gpus=4)
+    problem = help_with.problem_of(help_with.cut("llama-3-8b", 4), cluster, "fivefold", global_batch=8)
+    columns = Space(problem, {"dp_replicate": (1, 2, 4)}, "fivefold").columns()
+    rows = np.stack([getattr(columns, name).astype(int) for name in COLUMN_NAMES], axis=1)
+    assert {*columns.zero.tolist()} == {0, 1, 2, 3}
+    assert len(np.unique(rows, axis=0)) == len(rows)
 
 
 @pytest.mark.parametrize("runtime", ["megatron", "torchtitan", "fsdp"])

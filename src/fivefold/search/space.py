@@ -208,7 +208,10 @@ class Space:
         world, span = self.problem.cluster.gpus, self.problem.cluster.spans[0]
         ranks = world // (table["tp"] * table["pp"])  # dp x cp
         if "dp_replicate" in self.pins:
-            copies = [np.full_like(ranks, value) for value in self._values("dp_replicate", [1])]
+            values = self._values("dp_replicate", [1])
+            # Where nothing is sharded, one replica is written for as many as there are ranks.
+            same = (table["zero"] == 0) & (ranks > 1) & (1 in values)
+            copies = [np.where(same & (ranks == value), 0, value) for value in values]
         else:
             # Hybrid sharding: shards inside one scale-up domain, or eight of them; replicas outside.
             inside = np.maximum(span // table["tp"], 1)
