@@ -62,6 +62,14 @@ def test_the_ledger_is_the_emulated_rank_in_every_case(name: str) -> None:
         assert row.agrees, agreement.differences(row)
 
 
+def test_a_mix_of_chunks_with_the_head_counts_beside_one_of_more_blocks() -> None:
+    """First and last chunk a block short: the last rank holds most blocks when it holds no logits."""
+    model = agreement.llama(6, hidden=64, heads=4, kv=2, ffn=128, vocab=8192)
+    degrees = {"pp": 2, "vpp": 2, "account_for_embedding": True, "account_for_loss": True}
+    for row in agreement.compare(agreement.case("uneven", model, 2, seq=128, batch=4, **degrees)):
+        assert row.agrees, agreement.differences(row)
+
+
 def test_names_are_unique() -> None:
     assert len(named) == len(agreement.CASES) >= 40
 

@@ -186,10 +186,12 @@ def _entries(
     blocks = part.plain.shape[1] - len(ITEMS)
     content = np.concatenate([part.plain[:, :blocks], part.again[:, :blocks]], axis=1)
     content = content[part.home.T][:, ranks]
+    # A mix of fewer blocks with the head, whose loss is large, is beaten by none without it.
+    with_head = np.concatenate([content, part.plain[part.home.T][:, ranks, blocks + ITEMS.index("head"), None]], axis=2)
     if split and schedule in SPLIT_BACKWARD:
         waiting, owed, apart = split_moments(schedule, part.pp, m, part.vpp)
         moments = np.concatenate([waiting, owed, apart[..., None]], axis=2)[:, ranks]
-        return _with_mixes(ranks, content, moments, range(len(ranks)))
+        return _with_mixes(ranks, with_head, moments, range(len(ranks)))
     first = in_flight_by_chunk(schedule, part.pp, m, part.vpp, split=split)[ranks].copy()
     nothing = np.zeros((len(first), part.vpp + 1), dtype=np.int64)
     uneven = np.flatnonzero((content != content[:1]).any(axis=(0, 2)))
@@ -198,7 +200,7 @@ def _entries(
     moments = in_flight_moments(schedule, part.pp, m, part.vpp, split=split)[:, ranks]
     moments = np.concatenate([moments, np.zeros((*moments.shape[:2], part.vpp + 1), dtype=np.int64)], axis=2)
     moments[0, :, : part.vpp] = first
-    return _with_mixes(ranks, content, moments, uneven.tolist())
+    return _with_mixes(ranks, with_head, moments, uneven.tolist())
 
 
 def _with_mixes(
