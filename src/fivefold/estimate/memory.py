@@ -30,7 +30,7 @@ class Peak:
     """The steady-state peaks of n layouts.
 
     by_rank: [n, C] allocated bytes, -1 where a layout has no such rank. allocated: [n] the worst rank's.
-    reserved: [n] bytes that its device must have for them: fragmentation and what lies outside the allocator too.
+    reserved: [n] most bytes that a rank's device must have: fragmentation and what lies outside the allocator too.
     """
 
     by_rank: np.ndarray
@@ -169,15 +169,15 @@ class MemoryModel(Reductions):
         return {name: static[name] for name in CATEGORIES}
 
     def peak(self, rows: np.ndarray) -> Peak:
-        """What every rank allocates at its steady-state peak, and what the worst one's device must have for it."""
+        """What every rank allocates at its steady-state peak, and the most that a device must have for it."""
         runtime = self.problem.runtime
         exists = self.table.exists[self.plan[rows]]
         parts = self.rank_memory(rows)
         by_rank = np.where(exists, sum(np.floor(part) for part in parts.values()), -1.0)
-        allocated = by_rank.max(axis=1)
-        fragments = allocated if runtime.states_fragment else allocated - _states_at_peak(parts, exists)
-        reserved = allocated + runtime.fragmentation * fragments + sum(self.outside_allocator(rows).values())
-        return Peak(by_rank, allocated, reserved)
+        fragments = by_rank if runtime.states_fragment else by_rank - _states(parts)
+        # Not always the rank that allocates most: of two ranks the one with fewer states may fragment more.
+        reserved = np.where(exists, by_rank + runtime.fragmentation * fragments, -1.0).max(axis=1)
+        return Peak(by_rank, by_rank.max(axis=1), reserved + sum(self.outside_allocator(rows).values()))
 
     def peak_memory(self, rows: np.ndarray) -> np.ndarray:
         """Peak allocated bytes of the worst rank in the steady state, [n]."""
@@ -194,8 +194,6 @@ class MemoryModel(Reductions):
         }
 
 
-def _states_at_peak(parts: dict[str, np.ndarray], exists: np.ndarray) -> np.ndarray:
-    """Bytes of the worst rank that stay allocated through the whole step, [n]; from rank_memory."""
-    total = np.where(exists, sum(parts.values()), -1.0)
-    states = total - parts["activations"] - parts["logits"]
-    return states[np.arange(len(total)), total.argmax(axis=1)]
+def _states(parts: dict[str, np.ndarray]) -> np.ndarray:
+    """Bytes of every rank that stay allocated through the whole step, [n, C]; from rank_memory."""
+    return sum(parts.values()) - parts["activations"] - parts["logits"]
