@@ -119,19 +119,22 @@ class Kernel(HostModel):
         # Beside compute one bucket goes after the other, each with the latency of a collective of its own.
         whole = np.ceil(buckets)
         bucket_reduce_s, bucket_gather_s = self.reduction_seconds(rows, dense / whole, expert / whole)
-        embedding = self.embedding_share(rows, dense + expert)
-        first = np.maximum(1 / buckets, embedding)
+        of_dense = self.embedding_share(rows, dense)
+        dense_reduce_s, dense_gather_s = self.reduction_seconds(rows, dense / whole, np.zeros_like(expert))
         chunks = self._turns(rows)
         turns = ((chunks - 1) * c.pp[rows][:, None] + 1) / chunks
-        last = np.where(chunks > 1, np.maximum(first, embedding + (1 - embedding) / chunks), first)
         exposed = np.zeros_like(dense)
         by_unit = self.problem.by_unit & (c.zero[rows] == 3)
         beside = (c.zero[rows] == 0) | (not self.problem.runtime.sharded_reduced_at_once)
-        for at_once, bucket_s, overlapped, passing, late, alone in (
-            (reduce_s, bucket_reduce_s, c.overlap_grad[rows], backward, late_backward, last),
-            (gather_s, bucket_gather_s, c.overlap_param[rows], forward, late_forward, first),
+        for at_once, bucket_s, dense_s, overlapped, passing, late, turned in (
+            (reduce_s, bucket_reduce_s, dense_reduce_s, c.overlap_grad[rows], backward, late_backward, chunks),
+            (gather_s, bucket_gather_s, dense_gather_s, c.overlap_param[rows], forward, late_forward, np.ones(1)),
         ):
             seconds = whole * bucket_s
+            # Experts are reduced over other ranks, often fewer, in buckets of their own.
+            embedding = of_dense * np.divide(dense_s, bucket_s, out=np.zeros_like(bucket_s), where=bucket_s > 0)
+            alone = np.maximum(1 / buckets, embedding)
+            alone = np.where(turned > 1, np.maximum(alone, embedding + (1 - embedding) / turned), alone)
             tail = seconds * alone
             hidden = np.maximum(tail - late, 0)
             hidden = hidden + unhidden(np.maximum(seconds - np.maximum(tail, late), 0), turns * passing)
