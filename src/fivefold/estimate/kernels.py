@@ -73,7 +73,7 @@ def _transfers(row: Exchange, placements: Mapping[str, Placement]) -> np.ndarray
 
 
 def launch_seconds(
-    ledger: Ledger, runtime: Profile, placements: Mapping[str, Placement], work: Workload, side: str
+    ledger: Ledger, runtime: Profile, placements: Mapping[str, Placement], work: Workload, side: str = "forward"
 ) -> np.ndarray:
     """Host seconds to launch a piece's operations of one pass one by one, [K].
 

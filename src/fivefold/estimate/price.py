@@ -19,7 +19,15 @@ from fivefold.estimate.exposed import ExchangePricer
 from fivefold.estimate.kernels import flash_seconds, launch_seconds, unfused_seconds
 from fivefold.estimate.ledger import Column, Exchange, Ledger, Stream, Weight
 from fivefold.estimate.products import ProductPricer, Products, backward_passes
-from fivefold.estimate.recomputed import CORE, belongs, by_operations, kept_beside_input, modules_with, stops_before
+from fivefold.estimate.recomputed import (
+    CORE,
+    belongs,
+    by_operations,
+    kept_beside_input,
+    modules_with,
+    run_again,
+    stops_before,
+)
 from fivefold.estimate.scans import scan_seconds
 from fivefold.estimate.shard import Shard
 from fivefold.layout.columns import RECOMPUTE_MODULES, Columns
@@ -288,10 +296,15 @@ class Pricer:
         routed = any(row.grouped for row in ledger.gemms)
         slower = self.cluster.host_work_ratio
         waits = self.runtime.dispatch_host_s if routed else 0.0
+        again = sums.forward - sums.skipped
         for side, times in (("forward", sums.forward), ("backward", sums.backward)):
             host = slower * launch_seconds(ledger, self.runtime, self.placements, self.work, side)
             beside, alone = (0.0, waits) if side == "forward" else (waits, 0.0)
             times[_HOST] += np.maximum(host + beside - times.sum(axis=0), 0.0) + alone
+        if np.any(sums.skipped):
+            # What recomputation leaves out nobody launches either.
+            host = slower * launch_seconds(run_again(ledger, self.runtime), self.runtime, self.placements, self.work)
+            sums.skipped[_HOST] = sums.forward[_HOST] - (np.maximum(host - again.sum(axis=0), 0.0) + waits)
         for bit in modules_with("moe"):
             sums.recompute[bit, _HOST] += waits
 

@@ -7,6 +7,7 @@ modules: names of layout.RECOMPUTE_MODULES, those that selective recomputation d
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 
 from fivefold.estimate import by_operation
@@ -40,6 +41,17 @@ def by_operations(runtime: Profile, ledger: Ledger) -> bool:
 def stops_before(runtime: Profile, row: Gemm | Exchange) -> bool:
     """Whether the recomputation of a block or module has ended before this operation, whose output nothing needs."""
     return row.ends_block and runtime.checkpoint_stops_early
+
+
+def run_again(ledger: Ledger, runtime: Profile) -> Ledger:
+    """The ledger without the operations that recomputing the whole piece leaves out."""
+    keeps = runtime.checkpoint_keeps
+    return replace(
+        ledger,
+        gemms=[row for row in ledger.gemms if not (row.name in keeps or stops_before(runtime, row))],
+        attends=[] if CORE in keeps else ledger.attends,
+        exchanges=[row for row in ledger.exchanges if not stops_before(runtime, row)],
+    )
 
 
 def runs_again(row: Exchange, ledger: Ledger, runtime: Profile, kind: RecomputeKind, modules: Iterable[str]) -> bool:
