@@ -179,7 +179,8 @@ class Pricer:
             sums.skipped_flops += ledger.total([row.flops for row in ledger.attends])
         self._scans(ledger, sums)
         self._streams(ledger, sums)
-        exchanges = self.exchanges.of(ledger, backward_passes(products), attend_passes)
+        busy = sums.forward.sum(axis=0), sums.backward.sum(axis=0)
+        exchanges = self.exchanges.of(ledger, backward_passes(products), attend_passes, busy)
         for row, seconds in exchanges:
             self._charge(row, seconds, sums)
         self._wait_for_launches(ledger, sums)
