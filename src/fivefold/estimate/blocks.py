@@ -11,6 +11,7 @@ a gather and a scatter of its own. Whoever fuses the two has one of each (PaLM, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fivefold.estimate.ledger import Ledger, Module, Saved
@@ -56,6 +57,8 @@ class BlockWriter(LatentWriter, DeltaNetWriter, StateSpaceWriter, ExpertWriter):
             self._sublayer(ledger, block.feed)
             self._after(ledger, block, 1)
             self._dropout(ledger, "feed_dropout")
+            if block.norms != "pre" or self.work.dropout:
+                _runs_to_its_end(ledger)
             self._residual(ledger, "feed_residual")
         return ledger
 
@@ -104,3 +107,10 @@ class BlockWriter(LatentWriter, DeltaNetWriter, StateSpaceWriter, ExpertWriter):
     def _after(self, ledger: Ledger, block: Block, at: int) -> None:
         if block.norms != "pre":
             self._output_norm(ledger, _AFTER[at], block)
+
+
+def _runs_to_its_end(ledger: Ledger) -> None:
+    """What comes after the feed-forward keeps something for backward (a norm its input, dropout its mask), so that no
+    checkpoint stops before the last product, whose output it is made of."""
+    ledger.gemms = [replace(row, ends_block=False) for row in ledger.gemms]
+    ledger.exchanges = [replace(row, ends_block=False) for row in ledger.exchanges]

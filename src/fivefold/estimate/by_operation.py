@@ -23,10 +23,10 @@ def kept(ledger: Ledger) -> list[np.ndarray]:
 
 
 def redone(ledger: Ledger) -> list[np.ndarray | float]:
-    """Of every matrix product the share that runs again."""
+    """Of every matrix product the share that runs again: none of what ends the block, as under a whole checkpoint."""
     shares = {name: 1 - share for name, share in _query_and_value(ledger).items()}
-    again = {"qkv_proj": shares.get("query_key_value", 1.0), "mlp.fc1": 1 - _first_half(ledger), "mlp.fc2": 0.0}
-    return [again.get(row.name, 1.0) for row in ledger.gemms]
+    again = {"qkv_proj": shares.get("query_key_value", 1.0), "mlp.fc1": 1 - _first_half(ledger)}
+    return [0.0 if row.ends_block else again.get(row.name, 1.0) for row in ledger.gemms]
 
 
 def gathers_again(row: Exchange) -> bool:
