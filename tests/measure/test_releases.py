@@ -182,6 +182,8 @@ def test_flexible_dispatchers_send_a_token_once():
 def test_dropped_tokens_are_not_counted_by_the_host():
     """Nor padded; the recipes of Blackwell replay whole blocks with them."""
     blackwell = convert(experts(source_date="25.09", notes="model note=(tokendrop)", overlap=None)).changes
+    spelled = convert(experts(source_date="25.09", notes="(TokenDrop)", overlap=None, gpu="gb200")).changes
+    assert spelled == blackwell
     hopper = convert(experts(source_date="25.09", notes="(tokendrop)", overlap=None, gpu="H100")).changes
     for changes in (blackwell, hopper):
         assert (changes["dispatch_host_s"], changes["experts_padded"]) == (0, False)
@@ -194,6 +196,7 @@ def test_dropped_tokens_are_not_counted_by_the_host():
     ("date", "gpu", "kind", "whole"),
     [
         ("26.08", "GB200", "mxfp8", True),
+        ("26.08", "gb200", "mxfp8", True),
         ("26.04", "GB200", "mxfp8", False),
         ("26.08", "B200", "mxfp8", False),
         ("26.08", "GB300", "bf16", False),

@@ -141,13 +141,14 @@ def _by_graphs(run: Run, line: Framework, options: str) -> dict[str, Any]:
 
 def drops_tokens(run: Run) -> bool:
     """Whether experts take a fixed number of tokens, so that no count is read back to the host."""
-    return "tokendrop" in (run.notes or "")
+    return "tokendrop" in (run.notes or "").lower()
 
 
 def _unlisted(run: Run) -> str:
     """Options of Megatron-Bridge's recipe for a row's model and GPU, "" where none is known here."""
     for model, gpu, until, options in _UNLISTED:
-        if re.search(model, run.model or "", re.IGNORECASE) and re.search(gpu, run.gpu or "") and dated(run) < until:
+        named = re.search(model, run.model or "", re.IGNORECASE) and re.search(gpu, run.gpu or "", re.IGNORECASE)
+        if named and dated(run) < until:
             return options
     return ""
 
@@ -159,8 +160,8 @@ def options_of(run: Run, line: Framework) -> str:
         stated = _unlisted(run)
     if not line.has_recipes or not run.experts or "cuda_graph" in stated:
         return stated
-    blackwell = re.search(r"G?B[23]00", run.gpu or "") is not None
-    racks = re.search(r"GB[23]00", run.gpu or "") is not None
+    blackwell = re.search(r"G?B[23]00", run.gpu or "", re.IGNORECASE) is not None
+    racks = re.search(r"GB[23]00", run.gpu or "", re.IGNORECASE) is not None
     if blackwell and drops_tokens(run):
         return f"{_WHOLE_BLOCKS}; {stated}"
     if racks and run.precision_kind == "mxfp8" and dated(run) >= _WHOLE_STEPS_SINCE:
