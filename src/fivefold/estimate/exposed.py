@@ -64,6 +64,9 @@ class ExchangePricer:
     ) -> Iterator[tuple[Exchange, np.ndarray]]:
         """Collectives with what is exposed of them, of which overlap hides a share, but no more seconds than there are
         of compute: TP's of each pass, EP's, which run beside another micro-batch's other pass, of both together."""
+        if not (np.any(self.shard.overlap_tp) or np.any(self.shard.overlap_ep)):
+            yield from ((row, exposed) for row, _, exposed in rows)
+            return
         forward, backward = (seconds / self.runtime.tp_in_step for seconds in busy)
         room = {
             ("tp", "forward"): (self.shard.overlap_tp, forward),

@@ -17,6 +17,7 @@ from fivefold.estimate.adapter_model import AdapterModel
 from fivefold.estimate.arrays import dot
 from fivefold.estimate.memory import MASTER_BYTES
 from fivefold.estimate.problem import Problem
+from fivefold.estimate.reduction import ReductionGroups
 from fivefold.estimate.variants import Variants
 
 # Of a host's datasheet bandwidth, what an Adam update on its CPUs moves: 1 to 10 billion parameters in 0.22 to 2.57 s
@@ -87,10 +88,10 @@ class HostModel(AdapterModel):
         return parts
 
     def reduction_seconds(
-        self, rows: np.ndarray, dense: np.ndarray, expert: np.ndarray
+        self, rows: np.ndarray, dense: np.ndarray, expert: np.ndarray, groups: ReductionGroups | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """With offloaded shards: gradients go down after a scatter, parameters come up before a gather."""
-        reduce_s, gather_s = super().reduction_seconds(rows, dense, expert)
+        reduce_s, gather_s = super().reduction_seconds(rows, dense, expert, groups)
         offload, link = self.problem.work.offload, self.problem.cluster.host_link_bandwidth_per_s
         if not self.problem.fully_sharded or link is None or not offload.anything:
             return reduce_s, gather_s

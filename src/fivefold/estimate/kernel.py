@@ -114,13 +114,15 @@ class Kernel(HostModel):
         forward, backward = self.pass_seconds(rows)
         late_forward, late_backward = self._forward_before(rows), self._backward_before(rows)
         dense, expert = self.rank_parameters(rows)
-        reduce_s, gather_s = self.reduction_seconds(rows, dense, expert)
+        groups = self.groups(rows)
+        reduce_s, gather_s = self.reduction_seconds(rows, dense, expert, groups)
         buckets = np.maximum((dense + expert) / self.bucket_elements(rows)[:, None], 1)
         # Beside compute one bucket goes after the other, each with the latency of a collective of its own.
         whole = np.ceil(buckets)
-        bucket_reduce_s, bucket_gather_s = self.reduction_seconds(rows, dense / whole, expert / whole)
-        of_dense = self.embedding_share(rows, dense)
-        dense_reduce_s, dense_gather_s = self.reduction_seconds(rows, dense / whole, np.zeros_like(expert))
+        bucket_reduce_s, bucket_gather_s = self.reduction_seconds(rows, dense / whole, expert / whole, groups)
+        of_dense, dense_reduce_s, dense_gather_s = self.embedding_share(rows, dense), bucket_reduce_s, bucket_gather_s
+        if self.problem.model.is_moe:
+            dense_reduce_s, dense_gather_s = self.reduction_seconds(rows, dense / whole, np.zeros_like(expert), groups)
         chunks = self._turns(rows)
         turns = ((chunks - 1) * c.pp[rows][:, None] + 1) / chunks
         exposed = np.zeros_like(dense)

@@ -118,10 +118,11 @@ class Reductions(Tables):
         )
 
     def reduction_seconds(
-        self, rows: np.ndarray, dense: np.ndarray, expert: np.ndarray
+        self, rows: np.ndarray, dense: np.ndarray, expert: np.ndarray, groups: ReductionGroups | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds to reduce each rank's gradients and to gather its parameters, unhidden, [n, C]."""
-        cluster, grad, groups = self.problem.cluster, self.grad_bytes, self.groups(rows)
+        """Seconds to reduce each rank's gradients and to gather its parameters, unhidden, [n, C]. groups: those of the
+        rows, where they are known already."""
+        cluster, grad, groups = self.problem.cluster, self.grad_bytes, groups or self.groups(rows)
         sharded = (self.columns.zero[rows] >= 1)[:, None]
         scattered = sharded & (not self.problem.sums_in_full)
         grids = [(dense, groups.dense, groups.dense_replicas, self.shards(rows)[0])]
