@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,16 +27,29 @@ _ACCUMULATED = re.compile(
     r"\W{1,3}(\d{1,5})\b|\b(\d{1,5}) (?:micro-?batches|(?:gradient[ -])?accumulation steps)\b",
     re.IGNORECASE,
 )
-# (pattern in a card's name, devices that it may count as, cards of its usual node): a die each, or a core or four of
-# them, which is what ranks run on (Trainium 2 has eight, of which LNC=2 makes four; from memory).
-_PARTS = (
-    (re.compile(r"MI250|910C|MAX ?15[05]0|\bPVC\b|PONTE VECCHIO", re.IGNORECASE), (2,), None),
-    (re.compile(r"TRAINIUM ?-?2|TRN2", re.IGNORECASE), (4, 8), 16),
-    (re.compile(r"TRAINIUM|TRN1", re.IGNORECASE), (2,), 16),
+
+
+class _Card(NamedTuple):
+    """A published card of several devices, which are what ranks run on.
+
+    name: pattern. devices: how many it may count as. of_node: cards of its usual node. nodes: so many in one node are
+    cards, though ranks are counted as often.
+    """
+
+    name: re.Pattern[str]
+    devices: tuple[int, ...]
+    of_node: int | None = None
+    nodes: tuple[int, ...] = ()
+
+
+# A die each, or a core or four of them (Trainium 2 has eight, of which LNC=2 makes four). Frontier has four MI250X in a
+# node and Aurora six Max 1550. All from memory.
+_CARDS = (
+    _Card(re.compile(r"MI250|MAX ?15[05]0|\bPVC\b|PONTE VECCHIO", re.IGNORECASE), (2,), nodes=(4, 6)),
+    _Card(re.compile(r"910C", re.IGNORECASE), (2,)),
+    _Card(re.compile(r"TRAINIUM ?-?2|TRN2", re.IGNORECASE), (4, 8), of_node=16),
+    _Card(re.compile(r"TRAINIUM|TRN1", re.IGNORECASE), (2,), of_node=16),
 )
-# Nodes of four MI250X and of six Max 1550 (Frontier, Aurora; from memory): so many in one are cards.
-_TWO_DIES = re.compile(r"MI250|MAX ?15[05]0|\bPVC\b|PONTE VECCHIO", re.IGNORECASE)
-_CARDS_OF_NODE = (4, 6)
 
 
 def completed(run: Run, assumed: set[str]) -> Run:
@@ -81,10 +95,12 @@ def _degrees(run: Run, assumed: set[str]) -> dict[str, int | None]:
 def _parts(run: Run, ratio: float) -> tuple[int, int | None]:
     """(devices per card, cards of its usual node) where so many ranks per published card are what it counts as, or
     where a node has so many that they are cards of two dies."""
-    counts, usual_node = next(((c, n) for pattern, c, n in _PARTS if pattern.search(run.gpu or "")), ((), None))
-    if _TWO_DIES.search(run.gpu or "") and ratio == 1 and run.gpus_per_node in _CARDS_OF_NODE:
-        return 2, usual_node
-    return (int(ratio) if ratio in counts else 1), usual_node
+    card = next((card for card in _CARDS if card.name.search(run.gpu or "")), None)
+    if card is None:
+        return 1, None
+    if ratio == 1 and run.gpus_per_node in card.nodes:
+        return 2, card.of_node
+    return (int(ratio) if ratio in card.devices else 1), card.of_node
 
 
 def _with_missing_axis(run: Run, assumed: set[str]) -> Run:

@@ -95,8 +95,8 @@ def zero_of(run: Run, line: Framework) -> tuple[int, bool]:
         return run.dist_opt, True
     if is_before_te(run, line):
         return 0, False
-    if line.sharded == "deepspeed-zero" and line.zero == 3 and (run.ep or 1) > 1:
-        return 2, False  # "MoE not supported with Stage 3" (deepspeed/runtime/engine.py, from memory)
+    if line.zero_of_mixtures is not None and (run.ep or 1) > 1:
+        return line.zero_of_mixtures, False
     if line.zero > 1 and line.shards_without_pipeline and (run.pp or 1) > 1:
         return 1, False
     return line.zero, False

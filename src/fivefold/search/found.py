@@ -17,13 +17,13 @@ from fivefold.layout.columns import Columns
 from fivefold.layout.rules import valid_mask
 from fivefold.search.front import Front, outermost
 from fivefold.search.leaders import Leaders
+from fivefold.search.prune import in_chunks, reserved_bytes
 from fivefold.search.space import LISTED, MOST_ENUMERATED, Space
 
 # Layouts priced at least, in order of their bounds, so that the Pareto front sees more than the very fastest.
 _PRICED_AT_LEAST = 20_000
 _CHUNK = 8192
 _FRONT_CHUNK = 256
-_MEMORY_CHUNK = 16_384  # layouts whose memory is computed at once: what stays in the processor's cache
 
 
 @dataclass(slots=True)
@@ -67,8 +67,7 @@ def search(
         return Found(problem, candidates, searched, columns, none, empty, empty, none, none, empty, 0)
     kernel = Kernel(problem, columns)
     everyone = np.arange(len(columns))
-    parts = [everyone[at : at + _MEMORY_CHUNK] for at in range(0, len(everyone), _MEMORY_CHUNK)]
-    reserved = np.concatenate([kernel.peak(part).reserved for part in parts])
+    reserved = in_chunks(kernel, reserved_bytes)
     fits = kernel.fits(everyone, reserved)
     fitting, unfit = everyone[fits], everyone[~fits]
     rows, seconds, weights, bounded = _price(kernel, fitting, reserved[fitting], wanted)
@@ -98,13 +97,12 @@ def _price(
         seconds[take] = kernel.step_seconds(fitting[take])
         best = min(best, float(seconds[take].min()))
         done += len(take)
-    columns = kernel.columns.take(fitting)
-    front, leaders = Front(), Leaders(columns, wanted)
-    leaders.add(columns, np.full(len(fitting), np.inf), reserved)
+    front, leaders = Front(), Leaders(kernel.columns, fitting, wanted)
+    leaders.add(leaders.group, np.inf, reserved)
     take, left = order[:done], order[done:]
     while len(take):
         front.add(seconds[take], reserved[take])
-        leaders.add(columns.take(take), seconds[take], reserved[take])
+        leaders.add(leaders.group[take], seconds[take], reserved[take])
         leading = leaders.may_lead(bound[left], reserved[left], leaders.group[left])
         keep = leading | ~front.beats(bound[left], reserved[left])
         left, leading = left[keep], leading[keep]

@@ -20,22 +20,24 @@ _SAME = 1 + 1e-12  # a step of nothing but its bound may be a little faster than
 class Leaders:
     """The groups of some layouts, and the least time and memory that are known in each.
 
-    group: [n] of each of the layouts. wanted: how many groups are listed.
+    group: [n] of each of the `rows` of the columns. wanted: how many groups are listed.
     """
 
-    def __init__(self, columns: Columns, wanted: int) -> None:
-        names, self.group = _groups(columns)
+    def __init__(self, columns: Columns, rows: np.ndarray, wanted: int) -> None:
+        names, self.group = _groups(columns, rows)
         self._number = {name: number for number, name in enumerate(names)}
         self._seconds, self._reserved = np.full(len(names), np.inf), np.full(len(names), np.inf)
         self._wanted = wanted
 
-    def add(self, columns: Columns, seconds: np.ndarray, reserved: np.ndarray) -> None:
-        """Layouts of the same groups have been priced."""
-        if len(columns):
-            names, group = _groups(columns)
-            numbers = np.array([self._number[name] for name in names])[group]
-            np.minimum.at(self._seconds, numbers, seconds)
-            np.minimum.at(self._reserved, numbers, reserved)
+    def groups_of(self, columns: Columns) -> np.ndarray:
+        """The groups of other layouts with the same degrees, [n]."""
+        names, group = _groups(columns, np.arange(len(columns)))
+        return np.array([self._number[name] for name in names], dtype=np.int64)[group]
+
+    def add(self, group: np.ndarray, seconds: np.ndarray | float, reserved: np.ndarray) -> None:
+        """Layouts of these groups take so long and need so much."""
+        np.minimum.at(self._seconds, group, seconds)
+        np.minimum.at(self._reserved, group, reserved)
 
     def may_lead(self, seconds: np.ndarray, reserved: np.ndarray, group: np.ndarray) -> np.ndarray:
         """[n] bool: whether a layout that takes at least `seconds` and `reserved` bytes can be the fastest or the
@@ -47,9 +49,11 @@ class Leaders:
         return bound <= _SAME * np.minimum(best, last)[group]
 
 
-def _groups(columns: Columns) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """(the degrees of each group, the group of each layout)."""
-    degrees = [getattr(columns, name) for name in DEGREES]
+def _groups(columns: Columns, rows: np.ndarray) -> tuple[list[tuple[int, ...]], np.ndarray]:
+    """(the degrees of each group, the group of each of the rows)."""
+    if not len(rows):
+        return [], np.zeros(0, dtype=np.int64)
+    degrees = [getattr(columns, name)[rows] for name in DEGREES]
     first, group = distinct(degrees)
     return [*zip(*(values[first].tolist() for values in degrees), strict=True)], group
 

@@ -41,9 +41,9 @@ def promising(problem: Problem, bases: Columns, parts: Sequence[int], expand: Ex
     left = np.flatnonzero(least <= problem.cluster.gpu.memory_bytes)
     if not len(left):
         return _nearest(problem, least, expand)
-    fitting, lightest = bases.take(left), least[left]
-    bound = _in_chunks(Kernel(problem, _recomputing(fitting, _NONE)), Kernel.lower_bound)
-    front, leaders = Front(), Leaders(fitting, wanted)
+    lightest = least[left]
+    bound = in_chunks(Kernel(problem, _recomputing(bases.take(left), _NONE)), Kernel.lower_bound)
+    front, leaders = Front(), Leaders(bases, left, wanted)
     group, tried = leaders.group, np.zeros(len(left), dtype=bool)
     tie = 1 + problem.runtime.tie_spread
     for _ in range(_ROUNDS):
@@ -59,7 +59,7 @@ def promising(problem: Problem, bases: Columns, parts: Sequence[int], expand: Ex
         tried[take] = True
         columns, seconds, reserved = _priced(problem, expand(left[take]))
         front.add(seconds, reserved)
-        leaders.add(columns, seconds, reserved)
+        leaders.add(leaders.groups_of(columns), seconds, reserved)
         keep = ~front.beats(bound / tie, lightest) | leaders.may_lead(bound, lightest, group)
         left, bound, lightest, group, tried = left[keep], bound[keep], lightest[keep], group[keep], tried[keep]
     return np.sort(left) if len(front.seconds) else np.union1d(left, _nearest(problem, least, expand))
@@ -69,7 +69,7 @@ def _least_bytes(problem: Problem, bases: Columns, parts: Sequence[int]) -> np.n
     """What no choice of recomputation needs less than, [n]: that of all blocks, and in fivefold's trainer also those of
     parts, which bring less back at once than a block."""
     choices = [(_FULL, 0), *((_SELECTIVE, mask) for mask in parts if problem.runtime.sharding == "buckets")]
-    each = (_in_chunks(Kernel(problem, _recomputing(bases, *choice)), _never_below) for choice in choices)
+    each = (in_chunks(Kernel(problem, _recomputing(bases, *choice)), _never_below) for choice in choices)
     return reduce(np.minimum, each)
 
 
@@ -89,7 +89,7 @@ def _nearest(problem: Problem, lightest: np.ndarray, expand: Expand) -> np.ndarr
     while taken < len(order) and lightest[order[taken]] < least:
         columns = expand(order[taken : taken + _TRIED])
         if len(columns):
-            least = min(least, _in_chunks(Kernel(problem, columns), _reserved).min())
+            least = min(least, in_chunks(Kernel(problem, columns), reserved_bytes).min())
         taken += _TRIED
     return order[:taken]
 
@@ -120,13 +120,14 @@ def _priced(problem: Problem, columns: Columns) -> tuple[Columns, np.ndarray, np
     return columns.take(rows), kernel.step_seconds(rows) if len(rows) else np.zeros(0), reserved[rows]
 
 
-def _in_chunks(kernel: Kernel, measure: Callable[[Kernel, np.ndarray], np.ndarray]) -> np.ndarray:
+def in_chunks(kernel: Kernel, measure: Callable[[Kernel, np.ndarray], np.ndarray]) -> np.ndarray:
     """`measure` of every layout of the kernel, some thousand at a time, which stay in the processor's cache."""
     rows = np.arange(len(kernel.columns))
     return np.concatenate([measure(kernel, rows[at : at + _CHUNK]) for at in range(0, len(rows), _CHUNK)])
 
 
-def _reserved(kernel: Kernel, rows: np.ndarray) -> np.ndarray:
+def reserved_bytes(kernel: Kernel, rows: np.ndarray) -> np.ndarray:
+    """What the device needs for each of the kernel's `rows`, [n]."""
     return kernel.peak(rows).reserved
 
 
@@ -138,4 +139,4 @@ def _recomputing(bases: Columns, kind: int, modules: int = 0) -> Columns:
     )
 
 
-__all__ = ["promising"]
+__all__ = ["in_chunks", "promising", "reserved_bytes"]

@@ -26,6 +26,7 @@ LINES: tuple[Framework, ...] = (
         runtime="deepspeed",
         sharded="deepspeed-zero",
         zero=3,
+        zero_of_mixtures=2,  # "MoE not supported with Stage 3" (deepspeed/runtime/engine.py, from memory)
         stage_in_notes=True,
         recomputes_in_part=False,
         precision="fp16",

@@ -26,8 +26,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
         kernel for every GPU.
     runtime, sharded: the profiles that predict it with ZeRO 0 and 1, and with fully sharded parameters; before_te: with
         rows older than Transformer Engine. stands_in: those profiles describe another framework.
-    zero: ZeRO stage where none is stated. stage_in_notes: whether the stage is an option of its configuration, which
-        rows' notes may quote. shards_to_fit: of 0, whether replicas that do not fit shard their optimizer.
+    zero: ZeRO stage where none is stated; zero_of_mixtures: with experts over several ranks, where the framework
+        refuses `zero` for them; None: no other. stage_in_notes: whether the stage is an option of its configuration,
+        which rows' notes may quote. shards_to_fit: of 0, whether replicas that do not fit shard their optimizer.
     unfused_until: rows dated before this year and month ran attention without a flash kernel; "9999" for all rows.
     drops_out: whether models without a gated feed-forward, as GPT-3, are trained with dropout where nothing says so;
         those of the years before flash kernels were.
@@ -77,6 +78,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     before_te: str = ""
     stands_in: bool = False
     zero: int = 1
+    zero_of_mixtures: int | None = None
     stage_in_notes: bool = False
     shards_to_fit: bool = False
     unfused_until: str = ""
