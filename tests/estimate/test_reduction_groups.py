@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fivefold.cluster import collective_seconds
 from fivefold.cluster.groups import Placement
 from fivefold.layout import Layout
 
@@ -55,3 +56,16 @@ def test_neighbouring_stages_are_a_whole_stage_apart(kernel_of, tp, cp, pp, gpus
     kernel = kernel_of("llama", [Layout(tp=tp, cp=cp, pp=pp)], gpus=gpus)
     stages = np.arange(gpus).reshape(pp, gpus // pp)
     assert lies(kernel.boundary(ONE)) == touched(stages, 0)
+
+
+def test_gradients_of_experts_are_reduced_over_their_own_ranks(kernel_of):
+    kernel = kernel_of("mixtral", [Layout(tp=2, ep=4)], gpus=64)
+    nothing, elements = np.zeros((1, 1)), np.full((1, 1), 1e9)
+    groups, cluster = kernel.groups(ONE), kernel.problem.cluster
+    for dense, expert, ranks in ((elements, nothing, groups.dense), (nothing, elements, groups.expert)):
+        reduce_s, gather_s = kernel.reduction_seconds(ONE, dense, expert)
+        assert reduce_s == pytest.approx(collective_seconds(cluster, "reduce_scatter", np.array([4e9]), ranks)[0])
+        assert gather_s == pytest.approx(collective_seconds(cluster, "all_gather", np.array([2e9]), ranks)[0])
+    both = kernel.reduction_seconds(ONE, elements, elements)[0]
+    each = [kernel.reduction_seconds(ONE, *sizes)[0] for sizes in ((elements, nothing), (nothing, elements))]
+    assert both == pytest.approx(sum(each))

@@ -37,6 +37,18 @@ def test_a_loss_over_a_sharded_vocabulary_has_bytes_of_its_own(small):
         assert float(k.variants.logits[0, k.blocks + 1]) == each * TOKENS * VOCAB / tp
 
 
+@pytest.mark.parametrize("runtime", ["megatron", "megatron@0.3", "deepspeed", "nanotron"])
+def test_an_unfused_loss_is_one_fp32_kernel_for_each_operation(small, runtime):
+    """Megatron's vocab-parallel cross-entropy, which the others have too, read and written bytes of each logit."""
+    cast, maximum, subtraction, exponential, total, division = (2 + 4, 4, 4 + 4, 4 + 4, 4, 4 + 4)
+    scaling, cast_back = (4 + 4, 4 + 2)
+    k = kernel(small["llama"], Layout(), runtime=runtime)
+    (loss,) = (row for row in k.ledgers[k.blocks + 1].streams if row.name == "cross_entropy")
+    forward = cast + maximum + subtraction + exponential + total + division
+    assert float(loss.forward_bytes[0]) == forward * TOKENS * VOCAB
+    assert float(loss.backward_bytes[0]) == (scaling + cast_back) * TOKENS * VOCAB
+
+
 @pytest.mark.parametrize(("pp", "whole"), [(1, False), (2, True)])
 def test_gradients_behind_a_pipeline_are_whole_until_the_last_backward(small, pp, whole):
     k = kernel(small["llama"], Layout(pp=pp, zero=2), runtime="torchtitan")

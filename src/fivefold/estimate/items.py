@@ -86,7 +86,6 @@ class ItemWriter(BlockWriter):
         logits = s.tokens * columns
         ledger.gemms.append(Gemm("output_proj", "head", s.tokens, columns, h, sixteen_bit=True))
         self._gather_for_column(ledger, "output_proj", s.tokens * h, "head", sixteen_bit=True)
-        # Cast, row maximum, exponential with row sum; softmax minus target, cast.
         ahead, back = self.runtime.loss_moved_bytes
         ledger.streams.append(Stream("cross_entropy", "head", ahead * logits, back * logits, 6, 4))
         self._loss_exchanges(ledger)
