@@ -55,6 +55,24 @@ def test_sizes_that_are_left_out_follow_from_the_number_of_parameters():
     assert (gpt.feed.gated, gpt.feed.ffn) == (False, 4 * 4096)
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"layers": 16, "hidden": 2048, "heads": 32, "kv_heads": 32, "ffn": 8192, "vocab": 131072, "tied_embeddings": 1},
+        {"layers": 30, "hidden": 3072, "heads": 24, "kv_heads": 8, "ffn": 8192, "vocab": 128256, "gated_mlp": 1},
+        {"layers": 44, "hidden": 6144, "heads": 48, "kv_heads": 48, "ffn": 24576, "vocab": 50257, "gated_mlp": 0},
+        {"layers": 24, "hidden": 2048, "heads": 16, "kv_heads": 4, "moe_ffn": 1024, "experts": 64, "topk": 8},
+    ],
+)
+def test_blocks_that_are_left_out_follow_from_the_width_and_the_number_of_parameters(sizes):
+    row = NO_SIZES | {"model": "ours", "head_dim": None, **sizes}
+    billions = count_params(read(**row).model).total / 1e9
+    for pp in (1, 2):
+        case = read(**row | {"layers": None}, params_b=billions, pp=pp)
+        assert case.model.layers == sizes["layers"]
+        assert "layers" in case.assumed
+
+
 def test_stated_sizes_win_over_the_name():
     assert block_of(ffn=8192).feed.ffn == 8192
     assert read(layers=12).model.layers == 12

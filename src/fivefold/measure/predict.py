@@ -37,12 +37,13 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(case: Case) -> Case:
-    """The case with its open choices made: the fewest ranks of experts, the most groups that share parameters, replicas
-    of the optimizer's states or else their shards, the micro-batch that is predicted to be fastest, then the least
-    recomputation, that fit the memory. Nothing measured is looked at."""
+    """The case with its open choices made: the ranks of experts that are predicted to be fastest (fully sharded, the
+    fewest), the most groups that share parameters, replicas of the optimizer's states or else their shards, the
+    micro-batch that is predicted to be fastest, then the least recomputation, that fit the memory. Nothing measured is
+    looked at."""
     _check_batch(case)
     makes = {
-        "ep": _fewest_expert_ranks,
+        "ep": _expert_ranks,
         "shard_groups": _most_groups,
         "zero": _sharded_to_fit,
         "micro_batch": _best_micro_batch,
@@ -89,25 +90,33 @@ def _least_recompute(case: Case) -> Case:
     return _with_layout(case, _fewest_blocks(case))
 
 
-def _fewest_expert_ranks(case: Case) -> Case:
-    """The case with as few expert-parallel ranks as fit with all blocks recomputed, as many as there may be where
-    none do."""
+def _expert_ranks(case: Case) -> Case:
+    """The case with as many expert-parallel ranks as are predicted to be fastest of those that fit, because who ran it
+    tuned them; where parameters are fully sharded with as few as fit, because gathers need no ranks of experts there.
+    As many as there may be where none fit."""
+    by_ranks = [_with_layout(case, layout) for layout in _divided_experts(case)]
+    if not by_ranks:
+        return case
+    fitting = [one for one in by_ranks if _fits(one, [_recomputing_most(one).layout])[0]] or by_ranks[-1:]
+    if load_runtime(case.runtime).sharding == "fully_sharded":
+        return fitting[0]
+    return min(fitting, key=_seconds_once_settled) if len(fitting) > 1 else fitting[0]
+
+
+def _divided_experts(case: Case) -> list[Layout]:
+    """The case's layout with every number of expert-parallel ranks that its ranks and experts allow, in their order."""
     layout, ranks = case.layout, case.cluster.gpus // case.layout.pp
     experts = max(block.feed.num_experts for block in case.model.kinds if isinstance(block.feed, Experts))
     whole = layout.etp if case.run.etp is not None else 1  # each expert's ranks, of several groups
     shared = whole * layout.dp_replicate
     sizes = [size for size in range(1, experts + 1) if experts % size == 0 and ranks % (size * shared) == 0]
-    if not sizes:
-        return case
-    all_sizes = [
-        msgspec.structs.replace(
-            layout, ep=size, etp=layout.etp if size == 1 else whole, recompute=Recompute(kind="full")
-        )
-        for size in sizes
-    ]
-    fits = _fits(case, all_sizes)
-    best = next((one for one, fit in zip(all_sizes, fits, strict=True) if fit), all_sizes[-1])
-    return _with_layout(case, msgspec.structs.replace(best, recompute=layout.recompute))
+    return [msgspec.structs.replace(layout, ep=size, etp=layout.etp if size == 1 else whole) for size in sizes]
+
+
+def _seconds_once_settled(case: Case) -> float:
+    """Seconds of a step after the choices that come after the experts' ranks."""
+    later = choose(msgspec.structs.replace(case, open=tuple(name for name in case.open if name != "ep")))
+    return predict(later).seconds.value
 
 
 def _fewest_blocks(case: Case) -> Layout:

@@ -112,12 +112,16 @@ def with_parameters(run: Run, build: Build, gated: bool | None, assumed: set[str
     build: makes the model of a row. gated: whether the feed-forward is, None: unknown.
     """
     billions = run.params_b or _size_in_name(run)
-    if billions is None or (run.experts or 0) > 1:
+    if billions is None:
         return run
-    if run.layers is None or run.hidden is None:
+    if (run.experts or 0) > 1:
+        return _with_blocks(run, build, billions, assumed) if run.layers is None and run.hidden is not None else run
+    if run.hidden is None:
         run = _on_ladder(run, billions, bool(gated), assumed)
     choices = [msgspec.structs.replace(run, **changes) for changes in _choices(run, gated)]
-    if len(choices) == 1:
+    if run.layers is None:
+        choices = [_with_blocks(one, build, billions, assumed) for one in choices]
+    elif len(choices) == 1:
         return run
     off = [abs(math.log(count_params(build(one)).total / (billions * 1e9))) for one in choices]
     best = min(range(len(off)), key=off.__getitem__)
@@ -134,20 +138,36 @@ def _size_in_name(run: Run) -> float | None:
 
 
 def _on_ladder(run: Run, billions: float, gated: bool, assumed: set[str]) -> Run:
-    """Hidden size of the nearest usual model; as many blocks, in whole pipeline stages, as its parameters need. Raises
-    FivefoldError where those are more than any model has."""
+    """Hidden size and blocks of the nearest usual model; of these more or fewer, in whole pipeline stages, where it has
+    more or fewer parameters. Raises FivefoldError where those are more than any model has."""
     assumed.update(name for name in ("layers", "hidden") if getattr(run, name) is None)
-    usual = min(_LLAMA if gated else _GPT, key=lambda size: abs(math.log(size[0] / billions)))
-    near, layers, hidden = usual
-    if run.hidden is not None:
-        layers, hidden = round(layers * (hidden / run.hidden) ** 2), run.hidden
-    stages = run.pp or 1
+    near, layers, hidden = min(_LLAMA if gated else _GPT, key=lambda size: abs(math.log(size[0] / billions)))
     scale = 1 if abs(billions / near - 1) < _ROUNDED else billions / near
-    blocks = run.layers or max(round(layers * scale / stages), 1) * stages
+    blocks = run.layers or _in_stages(layers * scale, run)
+    _check_blocks(run, billions, blocks, hidden)
+    return msgspec.structs.replace(run, layers=blocks, hidden=hidden)
+
+
+def _with_blocks(run: Run, build: Build, billions: float, assumed: set[str]) -> Run:
+    """A row that states its width with as many blocks, in whole pipeline stages, as its parameters need beside its
+    embeddings. Raises FivefoldError where those are more than any model has."""
+    assumed.add("layers")
+    one, two = (count_params(build(msgspec.structs.replace(run, layers=blocks))).total for blocks in (1, 2))
+    blocks = _in_stages((billions * 1e9 - one) / (two - one) + 1, run)
+    _check_blocks(run, billions, blocks, run.hidden or 0)
+    return msgspec.structs.replace(run, layers=blocks)
+
+
+def _in_stages(blocks: float, run: Run) -> int:
+    """Blocks rounded to the pipeline's stages, at least one each."""
+    stages = run.pp or 1
+    return max(round(blocks / stages), 1) * stages
+
+
+def _check_blocks(run: Run, billions: float, blocks: int, hidden: int) -> None:
     if blocks > _MOST_BLOCKS:
         problem = f"not stated: layers, and {billions:g}e9 parameters would take {blocks:,.0f} of width {hidden:,}"
         raise FivefoldError(problem, code="unknown-model", value=run.model)
-    return msgspec.structs.replace(run, layers=int(blocks), hidden=hidden)
 
 
 def _choices(run: Run, gated: bool | None) -> Iterator[dict[str, int]]:
