@@ -4,38 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from fivefold.estimate import Problem
-from fivefold.layout.layout import Layout, Recompute
+from fivefold.layout.divisors import divisors
+from fivefold.layout.layout import Layout, Overlap, Recompute
 from fivefold.layout.mixers import largest_tp
-from fivefold.model.spec import LatentAttention
 from fivefold.search.price import Priced, price_all
+from fivefold.search.values import EVEN_STAGES, recompute_parts
 
 replace = msgspec.structs.replace
 
 _LARGEST_MICRO_BATCH = 64
 _MOST_CHUNKS = 32
 _MOST_STAGES = 512
-_TIE = 0.003
-# Parts that selective recomputation is tried with: those of the search (search/space.py).
-_DENSE_PARTS: tuple[tuple[str, ...], ...] = (("core_attn",), ("layernorm",), ("mlp",), ("layernorm", "mlp"))
-_EXPERT_PARTS: tuple[tuple[str, ...], ...] = (
-    ("core_attn",),
-    ("layernorm",),
-    ("moe_act",),
-    ("layernorm", "moe_act"),
-    ("moe",),
-)
-_LATENT_PARTS: tuple[tuple[str, ...], ...] = (("mla_up_proj",), ("layernorm", "moe_act", "mla_up_proj"))
-_EVEN: dict[str, Any] = {
-    "first_stage_layers": None,
-    "last_stage_layers": None,
-    "account_for_embedding": False,
-    "account_for_loss": False,
-}
+_TIE = 0.003  # of the step; see best_of_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +84,7 @@ def _degrees(problem: Problem, base: Layout) -> Changed:
             yield "micro-batch", replace(base, micro_batch=size)
 
 
-def _overlap(base: Layout, tp: int) -> Any:
+def _overlap(base: Layout, tp: int) -> Overlap:
     return replace(base.overlap, tp=base.overlap.tp and tp > 1)
 
 
@@ -109,14 +93,14 @@ def _pipeline(problem: Problem, base: Layout) -> Changed:
     for pp in divisors(problem.cluster.gpus):
         if pp > min(layers, _MOST_STAGES) or pp == base.pp:
             continue
-        even = replace(base, pp=pp, vpp=1, schedule=None, **_EVEN)
+        even = replace(base, pp=pp, vpp=1, schedule=None, **EVEN_STAGES)
         for split in _splits(even, layers):
             yield "pipeline parallelism", split
     if base.pp == 1:
         return
     for chunks in range(1, min(layers // base.pp, _MOST_CHUNKS) + 1):
         yield "interleaving", replace(base, vpp=chunks, schedule=None)
-    for split in _splits(replace(base, **_EVEN), layers):
+    for split in _splits(replace(base, **EVEN_STAGES), layers):
         yield "stage balance", split
 
 
@@ -152,17 +136,9 @@ def _recomputes(problem: Problem, base: Layout) -> Iterator[Recompute]:
     model = problem.model
     yield Recompute()
     yield Recompute(kind="full")
-    parts = _EXPERT_PARTS if model.is_moe else _DENSE_PARTS
-    if any(isinstance(block.mixer, LatentAttention) for block in model.kinds):
-        parts = (*parts, *_LATENT_PARTS)
-    for names in parts:
-        yield Recompute(kind="selective", modules=names)  # type: ignore[arg-type]
+    for names in recompute_parts(model):
+        yield Recompute(kind="selective", modules=names)
     share = -(-model.layers // base.pp)
     for layers in sorted({1, *(step << power for step in (1, 3) for power in range(7))}):
         if layers * base.vpp < share:
             yield Recompute(kind="full", layers=layers * base.vpp)
-
-
-def divisors(number: int) -> list[int]:
-    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})

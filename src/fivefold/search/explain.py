@@ -16,19 +16,13 @@ from fivefold.search.playbook import follow_playbook
 from fivefold.search.price import Priced, price_all, step_seconds
 from fivefold.search.result import DimensionEffect, Limit, Neighbour, Why
 from fivefold.search.stage_counts import stage_counts
+from fivefold.search.values import EVEN_STAGES
 from fivefold.search.words import duration, gigabytes, layout_words, percent
 
 replace = msgspec.structs.replace
 
 # The axis in `traffic` whose link each dimension loads.
 _TRAFFIC_AXIS = {"tp": "tp", "cp": "cp", "pp": "pp", "vpp": "pp", "ep": "ep", "etp": "etp", "zero": "dp", "dp": "dp"}
-# Another number of stages gives up what was chosen for this one.
-EVEN_STAGES: dict[str, Any] = {
-    "first_stage_layers": None,
-    "last_stage_layers": None,
-    "account_for_embedding": False,
-    "account_for_loss": False,
-}
 _SAME_S = 5e-5  # less reads 0.0 ms
 _PLAIN_DISPATCH: dict[str, Any] = {"moe_dispatcher": "alltoall"}
 _UNUSED: dict[str, Any] = {"tp": 1, "cp": 1, "pp": 1, "vpp": 1, "ep": 1, "etp": 1, "dp_replicate": 1}

@@ -17,16 +17,18 @@ from fivefold.errors import option_of
 from fivefold.estimate import Estimate, Kernel, Problem, estimate
 from fivefold.estimate.estimate import rule_context
 from fivefold.layout.columns import Columns
+from fivefold.layout.divisors import divisors
 from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, Layout, Recompute
 from fivefold.layout.rules import valid_mask
 from fivefold.layout.workload import Workload
-from fivefold.search.explain import EVEN_STAGES
 from fivefold.search.price import Priced, price_all
+from fivefold.search.values import EVEN_STAGES
 from fivefold.search.words import duration, gigabytes, percent
 
 replace = msgspec.structs.replace
 
 _MOST_CHANGES = 3
+_LARGEST_DEGREE, _LARGEST_MICRO_BATCH = 1024, 64  # that are tried
 _PRECISIONS = {"mxfp8": ("fp8", "bf16"), "nvfp4": ("fp8", "bf16"), "fp8": ("bf16",), "fp16": ("bf16",), "bf16": ()}
 _RECOMPUTED = (1, 2, 4, 8, 16, 32)
 Change = dict[str, Any]
@@ -147,12 +149,12 @@ def _divides(layout: Layout, changes: Change, world: int, batch: int) -> bool:
 def _alternatives(problem: Problem, layout: Layout) -> dict[str, list[Change]]:
     """Other values of each option, with what each takes along."""
     world, work, model = problem.cluster.gpus, problem.work, problem.model
-    divisors = [number for number in range(1, min(world, 1024) + 1) if world % number == 0]
-    small = [size for size in range(1, 65) if work.global_batch % size == 0]
+    degrees = [degree for degree in divisors(world) if degree <= _LARGEST_DEGREE]
+    small = [size for size in divisors(work.global_batch) if size <= _LARGEST_MICRO_BATCH]
     out: dict[str, list[Change]] = {
-        "tp": [_tp(layout, value) for value in divisors if value <= 64],
-        "cp": [{"cp": value} for value in divisors if value <= max(work.seq_len // 128, 1)],
-        "pp": [_pp(value) for value in divisors if value <= model.layers],
+        "tp": [_tp(layout, value) for value in degrees if value <= 64],
+        "cp": [{"cp": value} for value in degrees if value <= max(work.seq_len // 128, 1)],
+        "pp": [_pp(value) for value in degrees if value <= model.layers],
         "micro_batch": [{"micro_batch": value} for value in small],
         "vpp": [{"vpp": value, "schedule": None} for value in range(1, model.layers // max(layout.pp, 1) + 1)],
         "zero": [
@@ -160,7 +162,7 @@ def _alternatives(problem: Problem, layout: Layout) -> dict[str, list[Change]]:
              "overlap": replace(layout.overlap, param=None)}
             for value in problem.runtime.zero_stages
         ],
-        "dp_replicate": [{"dp_replicate": value} for value in divisors],
+        "dp_replicate": [{"dp_replicate": value} for value in degrees],
         "recompute": [{"recompute": value} for value in _recomputations(model.layers)],
         "cp_kind": [{"cp_kind": value} for value in CP_KINDS],
         "schedule": [{"schedule": None, "vpp": 1}, {"schedule": None}],
@@ -171,7 +173,7 @@ def _alternatives(problem: Problem, layout: Layout) -> dict[str, list[Change]]:
         ],
     }  # fmt: skip
     if model.is_moe:
-        out["ep"] = [{"ep": value} for value in divisors]
+        out["ep"] = [{"ep": value} for value in degrees]
         out["etp"] = [{"etp": 1}, {"etp": layout.tp}]
     same = {name: [one for one in values if _differs(layout, one)] for name, values in out.items()}
     return {name: values for name, values in same.items() if values}

@@ -6,6 +6,7 @@ from typing import Any
 
 from fivefold.errors import FivefoldError, option_of
 from fivefold.layout.columns import DEGREES
+from fivefold.layout.divisors import divisors
 from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, SCHEDULES
 from fivefold.layout.rules import OPTIONS
 
@@ -44,7 +45,7 @@ def divides_nothing(pins: dict[str, tuple[Any, ...]], gpus: int, global_batch: i
         values = pins.get(name, ())
         if values and not any(whole % int(value) == 0 for value in values):
             option, given = option_of(name), ",".join(map(str, values))
-            legal = [each for each in range(1, whole + 1) if whole % each == 0]
+            legal = divisors(whole)
             return FivefoldError(
                 f"{option} {given} does not divide {words}. Legal for {option} here: {', '.join(map(str, legal))}.",
                 code="empty-space",

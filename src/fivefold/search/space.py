@@ -6,6 +6,7 @@ options so far refuses, so that a million candidates cost some tenths of a secon
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -15,14 +16,16 @@ from fivefold.errors import FivefoldError, option_of
 from fivefold.estimate import Problem
 from fivefold.estimate.estimate import rule_context
 from fivefold.layout.columns import ALL_LAYERS, COLUMN_NAMES, CORE_ATTENTION_MASK, Columns, mask_of
-from fivefold.layout.layout import CHUNKS, CP_KINDS, RECOMPUTE_KINDS, SCHEDULES, SPLIT_BACKWARD
+from fivefold.layout.divisors import divisors
+from fivefold.layout.layout import CHUNKS, CP_KINDS, RECOMPUTE_KINDS, SCHEDULES, ScheduleKind
 from fivefold.layout.mixers import largest_tp
 from fivefold.layout.rules import Context, rules_for, valid_mask
-from fivefold.model.spec import Experts, LatentAttention
+from fivefold.model.spec import Experts
 from fivefold.search.pins import divides_nothing
 from fivefold.search.prune import promising
 from fivefold.search.stage_counts import stage_counts
 from fivefold.search.table import Ints, Known, NotYetKnownError, Table, crossed, kept, stacked
+from fivefold.search.values import SEARCHED_SCHEDULES, recompute_parts
 
 # Micro-batches beyond this many sequences only add memory: the matrix products have long been full.
 _LARGEST_MICRO_BATCH = 64
@@ -32,16 +35,10 @@ LISTED = 5  # sets of degrees that a plan names unless it is asked for more
 _REFUSED_SHOWN = 2000  # candidates kept when every one is refused
 _FULL, _SELECTIVE = RECOMPUTE_KINDS.index("full"), RECOMPUTE_KINDS.index("selective")
 _1F1B, _INTERLEAVED = (SCHEDULES.index(name) for name in ("1f1b", "interleaved"))
-# Schedules that split the backward are priced by the event simulator, thousands of times slower than by a sweep, so
-# they are searched when they are pinned.
-SEARCHED_SCHEDULES = tuple(name for name in SCHEDULES if name not in SPLIT_BACKWARD)
-# Named parts to recompute. The attention core is Megatron's default; under fused attention it frees little.
-_DENSE_PARTS = (("core_attn",), ("layernorm",), ("mlp",), ("layernorm", "mlp"))
-_EXPERT_PARTS = (("core_attn",), ("layernorm",), ("moe_act",), ("layernorm", "moe_act"), ("moe",))
-_LATENT_PARTS = (("mla_up_proj",), ("layernorm", "moe_act", "mla_up_proj"))
 
 
-def _runs(schedule: Any, chunks: int) -> bool:
+def _runs(schedule: ScheduleKind, chunks: int) -> bool:
+    """Whether a schedule runs so many chunks per rank."""
     fewest, most = CHUNKS[schedule]
     return fewest <= chunks <= (most or chunks)
 
@@ -114,12 +111,11 @@ class Space:
 
     def _degrees(self) -> Table:
         world, model = self.problem.cluster.gpus, self.problem.model
-        divisors = _divisors(world)
         heads = largest_tp(model.kinds, model.hidden)
-        table = {"pp": self._values("pp", [d for d in divisors if d <= model.layers])}
-        table = crossed(table, tp=self._values("tp", [d for d in divisors if d <= heads]))
+        table = {"pp": self._values("pp", [d for d in divisors(world) if d <= model.layers])}
+        table = crossed(table, tp=self._values("tp", [d for d in divisors(world) if d <= heads]))
         table = kept(table, world % (table["pp"] * table["tp"]) == 0)
-        table = crossed(table, cp=self._values("cp", [d for d in divisors if d <= self._largest_cp()]))
+        table = crossed(table, cp=self._values("cp", [d for d in divisors(world) if d <= self._largest_cp()]))
         table = kept(table, world % (table["pp"] * table["tp"] * table["cp"]) == 0)
         kinds = np.array([CP_KINDS.index(kind) for kind in self.pins.get("cp_kind", CP_KINDS)])
         table = crossed(table, cp_kind=kinds)
@@ -133,8 +129,8 @@ class Space:
         model, world = self.problem.model, self.problem.cluster.gpus
         feeds = [block.feed for block in model.kinds if isinstance(block.feed, Experts)]
         experts = min((feed.num_experts for feed in feeds), default=1)
-        table = crossed(table, ep=self._values("ep", [d for d in _divisors(world) if experts % d == 0]))
-        etp = self._values("etp", _divisors(int(table["tp"].max(initial=1))) if feeds else [1])
+        table = crossed(table, ep=self._values("ep", [d for d in divisors(world) if experts % d == 0]))
+        etp = self._values("etp", divisors(int(table["tp"].max(initial=1))) if feeds else [1])
         table = crossed(table, etp=etp)
         # Expert-TP other than none or the dense TP has no implementation that fivefold knows.
         if "etp" not in self.pins:
@@ -143,7 +139,7 @@ class Space:
 
     def _micro_batches(self, table: Table) -> Table:
         batch, world = self.problem.work.global_batch, self.problem.cluster.gpus
-        sizes = self._values("micro_batch", [d for d in _divisors(batch) if d <= _LARGEST_MICRO_BATCH])
+        sizes = self._values("micro_batch", [d for d in divisors(batch) if d <= _LARGEST_MICRO_BATCH])
         table = crossed(table, micro_batch=sizes)
         dp = world // (table["tp"] * table["cp"] * table["pp"])
         table = kept(table, batch % (table["micro_batch"] * dp) == 0)
@@ -251,11 +247,7 @@ class Space:
     def _parts(self) -> list[tuple[str, ...]]:
         if "recompute_modules" in self.pins:
             return [tuple(parts) for parts in self.pins["recompute_modules"]]
-        model = self.problem.model
-        parts = list(_EXPERT_PARTS if model.is_moe else _DENSE_PARTS)
-        if any(isinstance(block.mixer, LatentAttention) for block in model.kinds):
-            parts += [part for part in _LATENT_PARTS if model.is_moe or "moe_act" not in part]
-        return parts
+        return [*recompute_parts(self.problem.model)]
 
     def _recomputed_layers(self) -> list[int]:
         """All blocks, and 1, 2, 3, 4, 6, 8, 12, ...: steps of at most one half."""
@@ -306,7 +298,7 @@ class Space:
 
     # ---------------------------------------------------------------- values
 
-    def _values(self, name: str, otherwise) -> Ints:
+    def _values(self, name: str, otherwise: Iterable[int]) -> Ints:
         return np.array(sorted({int(value) for value in self.pins.get(name) or otherwise}), dtype=np.int64)
 
     def _empty(self) -> FivefoldError:
@@ -323,7 +315,3 @@ class Space:
             option=option_of(next(iter(self.pins), "gbs")),
             value=pinned,
         )
-
-
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]

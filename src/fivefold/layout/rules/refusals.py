@@ -8,6 +8,7 @@ import numpy as np
 
 from fivefold.errors import FivefoldError
 from fivefold.layout.columns import ALL_LAYERS, DEGREES, SWITCHES, Columns, default_schedule, modules_of
+from fivefold.layout.divisors import divisors
 from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, RECOMPUTE_MODULES, SCHEDULES, Layout
 from fivefold.layout.rules.common import counted_layers, largest_stage, modules_possible
 from fivefold.layout.rules.context import Context
@@ -119,7 +120,7 @@ def _default(name: str, row: Columns) -> bool:
 
 def _candidates(field: str, row: Columns, x: Context) -> list[int]:
     if field in ("tp", "cp", "pp", "ep", "etp", "dp_replicate"):
-        return _divisors(x.world)
+        return divisors(x.world)
     if field in ("first_stage_layers", "last_stage_layers"):
         return [0, *range(1, x.layers + 1)]
     if field == "recompute_layers":
@@ -129,18 +130,13 @@ def _candidates(field: str, row: Columns, x: Context) -> list[int]:
         return [0, *(1 << bit for bit in range(len(RECOMPUTE_MODULES)) if possible >> bit & 1)]
     closed = {
         "vpp": list(range(1, x.layers + 1)),
-        "micro_batch": _divisors(x.work.global_batch),
+        "micro_batch": divisors(x.work.global_batch),
         "zero": [0, 1, 2, 3],
         "cp_kind": list(range(len(CP_KINDS))),
         "schedule": list(range(len(SCHEDULES))),
         "recompute_kind": list(range(len(RECOMPUTE_KINDS))),
     }
     return closed.get(field, [0, 1])  # what is left are the switches
-
-
-def _divisors(number: int) -> list[int]:
-    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})
 
 
 def _word(field: str, code: Any) -> Any:

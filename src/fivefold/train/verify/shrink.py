@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from fivefold.errors import FivefoldError
 from fivefold.layout import Layout
+from fivefold.layout.divisors import divisors
 from fivefold.layout.mixers import softmax_attention
 from fivefold.model import Attention, Block, BlockRun, FeedForward, ModelSpec
 from fivefold.schedule.registry import illegal_reason
@@ -133,8 +134,8 @@ def _fewer_heads(job: Job, kind: Block) -> Job:
     tp, group = job.layout.tp, mixer.heads // mixer.kv_heads
     pairs = (
         (kv, queries)
-        for kv in _divisors(mixer.kv_heads)
-        for queries in _divisors(group)
+        for kv in _above_one(mixer.kv_heads)
+        for queries in _above_one(group)
         if (kv < tp) == (mixer.kv_heads < tp)
     )
 
@@ -145,9 +146,9 @@ def _fewer_heads(job: Job, kind: Block) -> Job:
     return _first((with_heads(*pair) for pair in pairs), job)
 
 
-def _divisors(n: int) -> list[int]:
-    """Divisors of n in ascending order, without 1 where n is more."""
-    return [d for d in range(1, n + 1) if n % d == 0 and (d > 1 or n == 1)]
+def _above_one(number: int) -> list[int]:
+    """Divisors in ascending order, without 1 unless it is the only one."""
+    return divisors(number)[1:] or [1]
 
 
 def _narrow(model: ModelSpec, original: ModelSpec, tp: int, seq: int, sizes: Sizes) -> ModelSpec:
