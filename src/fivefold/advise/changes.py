@@ -11,7 +11,7 @@ from fivefold.estimate import Problem
 from fivefold.layout.divisors import divisors
 from fivefold.layout.layout import Layout, Overlap, Recompute
 from fivefold.layout.mixers import largest_tp
-from fivefold.search.price import Priced, price_all
+from fivefold.search.price import Priced, price_all, usable
 from fivefold.search.values import EVEN_STAGES, recompute_parts
 
 replace = msgspec.structs.replace
@@ -46,17 +46,17 @@ def best_of_each(problem: Problem, runtime: str, candidates: list[Candidate]) ->
     chunks are not passed over for twenty that gain a thousandth.
     """
     outcomes = price_all(problem, runtime, [candidate.layout for candidate in candidates])
-    usable: dict[str, list[tuple[Candidate, Priced]]] = {}
+    by_kind: dict[str, list[tuple[Candidate, Priced]]] = {}
     for candidate, outcome in zip(candidates, outcomes, strict=True):
-        if outcome.usable:
-            usable.setdefault(candidate.kind, []).append((candidate, outcome))
-    best = [_first_of_the_best(rows) for rows in usable.values()]
-    return sorted(best, key=lambda each: each[1].seconds or 0.0)
+        if usable(outcome):
+            by_kind.setdefault(candidate.kind, []).append((candidate, outcome))
+    best = [_first_of_the_best(rows) for rows in by_kind.values()]
+    return sorted(best, key=lambda each: each[1].seconds)
 
 
 def _first_of_the_best(rows: list[tuple[Candidate, Priced]]) -> tuple[Candidate, Priced]:
-    fastest = min(outcome.seconds or 0.0 for _, outcome in rows)
-    return next(row for row in rows if (row[1].seconds or 0.0) <= fastest * (1 + _TIE))
+    fastest = min(outcome.seconds for _, outcome in rows)
+    return next(row for row in rows if row[1].seconds <= fastest * (1 + _TIE))
 
 
 # ---------------------------------------------------------------- what can change

@@ -107,7 +107,7 @@ def _changes(reading: Reading, problem: Problem, runtime: str, now: Estimate, to
     good = memory is not None and memory.reserved_bytes <= memory.capacity_bytes
     kept: list[Change] = []
     for candidate, outcome in best_of_each(problem, runtime, candidates):
-        gain = None if step is None else step - (outcome.seconds or 0.0)
+        gain = None if step is None else step - outcome.seconds
         if good and (gain is None or step is None or gain < _LEAST_GAIN * step):
             continue
         kept.append(_change(reading, problem, runtime, now, candidate.layout, candidate.kind))

@@ -13,9 +13,10 @@ from fivefold.estimate import Estimate, Kernel, Problem, estimate
 from fivefold.estimate.estimate import inputs_of
 from fivefold.layout.columns import Columns
 from fivefold.search.advice import batch_notes, changes_that_fit, missing_memory, why_nothing_is_valid
-from fivefold.search.explain import memory_limit, reasons
+from fivefold.search.explain import reasons
 from fivefold.search.found import Found, search
 from fivefold.search.leaders import DEGREES
+from fivefold.search.limits import memory_limit
 from fivefold.search.result import Limit, Objective, Plan, Why, budget_of
 from fivefold.search.words import layout_words
 

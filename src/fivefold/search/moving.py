@@ -21,7 +21,7 @@ from fivefold.layout.divisors import divisors
 from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, Layout, Recompute
 from fivefold.layout.rules import valid_mask
 from fivefold.layout.workload import Workload
-from fivefold.search.price import Priced, price_all
+from fivefold.search.price import Outcome, Refused, price_all, step_seconds, usable
 from fivefold.search.values import EVEN_STAGES
 from fivefold.search.words import duration, gigabytes, percent
 
@@ -66,7 +66,7 @@ def move(before: Estimate, problem: Problem, layout: Layout, runtime: str, fixed
     changes: list[Move] = []
     target = _with_precision(problem, changes)
     as_it_was = price_all(target, runtime, [layout])[0]
-    chosen = layout if as_it_was.usable else _nearest(target, layout, runtime, fixed)
+    chosen = layout if usable(as_it_was) else _nearest(target, layout, runtime, fixed)
     after = None
     if chosen is not None:
         after = estimate(target.model, target.cluster, target.work, chosen, runtime)
@@ -205,11 +205,11 @@ def _recomputations(layers: int) -> list[Recompute]:
 # ---------------------------------------------------------------- in words
 
 
-def _outcome(as_it_was: Priced, problem: Problem, but: str) -> str:
-    if as_it_was.broken is not None:
-        return f"As it was{but} it would not start here: {as_it_was.broken}"
+def _outcome(as_it_was: Outcome, problem: Problem, but: str) -> str:
+    if isinstance(as_it_was, Refused):
+        return f"As it was{but} it would not start here: {as_it_was.message}"
     if not as_it_was.fits:
-        over = (as_it_was.reserved_bytes or 0) - problem.cluster.gpu.memory_bytes
+        over = as_it_was.reserved_bytes - problem.cluster.gpu.memory_bytes
         return f"As it was{but} it does not fit here: {gigabytes(over)} are missing on stage {as_it_was.stage}."
     return f"As it was{but} it runs here, so that nothing {'else ' if but else ''}had to change."
 
@@ -221,18 +221,18 @@ def _explained(problem: Problem, layout: Layout, chosen: Layout, runtime: str) -
     """Each option that differs, and what keeping it alone would break."""
     names = [name for name in _FIELDS if getattr(layout, name) != getattr(chosen, name)]
     kept = [replace(chosen, **{name: getattr(layout, name)}) for name in names]
-    best = price_all(problem, runtime, [chosen])[0].seconds or 0.0
+    best = step_seconds(problem, chosen)
     out: list[Move] = []
     for name, one in zip(names, price_all(problem, runtime, kept), strict=True):
         old, new = (_plain(getattr(each, name)) for each in (layout, chosen))
         option = option_of(name)
-        if one.broken is not None:
-            kind, message = "rule", one.broken
+        if isinstance(one, Refused):
+            kind, message = "rule", one.message
         elif not one.fits:
-            over = (one.reserved_bytes or 0) - problem.cluster.gpu.memory_bytes
+            over = one.reserved_bytes - problem.cluster.gpu.memory_bytes
             kind, message = "memory", f"{gigabytes(over)} would be missing on stage {one.stage} with {old}"
         else:
-            delta = (one.seconds or 0.0) - best
+            delta = one.seconds - best
             kind = "together"
             message = f"follows from the other changes; kept, a step would take {duration(abs(delta))} "
             message += f"{'more' if delta >= 0 else 'less'} ({percent(delta, best)})"

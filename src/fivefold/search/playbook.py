@@ -16,7 +16,7 @@ from fivefold.estimate import Estimate, Problem, estimate
 from fivefold.layout.layout import Layout, Recompute
 from fivefold.layout.stages import split_policy
 from fivefold.model.spec import Experts
-from fivefold.search.price import Priced, price_all
+from fivefold.search.price import Outcome, Priced, Refused, price_all, usable
 from fivefold.search.result import PathStep, PlaybookPath
 from fivefold.search.words import duration
 
@@ -31,10 +31,23 @@ _LARGEST_MICRO_BATCH = 8
 
 
 class State(NamedTuple):
-    """Where the path stands: the layout so far and what it costs."""
+    """Where the path stands: the layout so far and what comes of it."""
 
     layout: Layout
-    priced: Priced
+    outcome: Outcome
+
+    @property
+    def starts(self) -> bool:
+        return isinstance(self.outcome, Priced)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it starts and fits."""
+        return usable(self.outcome)
+
+    def beats(self, other: State) -> bool:
+        """Whether both are usable and this one is faster."""
+        return usable(self.outcome) and usable(other.outcome) and self.outcome.seconds < other.outcome.seconds
 
 
 def follow_playbook(problem: Problem, runtime: str, best: Estimate) -> PlaybookPath:
@@ -56,7 +69,7 @@ def follow_playbook(problem: Problem, runtime: str, best: Estimate) -> PlaybookP
     state = walk.state
     final = None
     gap = None
-    if state.priced.broken is None:
+    if state.starts:
         final = estimate(problem.model, problem.cluster, problem.work, state.layout, runtime)
         if final.fits and final.step and best.step:
             gap = final.step.seconds.value - best.step.seconds.value
@@ -88,7 +101,7 @@ class _Walk:
         experts = min(feed.num_experts for feed in feeds)
         for ep in [n for n in reversed(_powers(domain)) if experts % n == 0]:
             spread = self._price(replace(self.state.layout, ep=ep))
-            if spread.priced.broken is None or ep == 1:
+            if spread.starts or ep == 1:
                 self.state = spread
                 break
         chosen = self.state.layout.ep
@@ -98,7 +111,7 @@ class _Walk:
     def more_experts(self) -> None:
         """Only when everything inside the domain was not enough do experts spread over the network."""
         feeds = [block.feed for block in self.problem.model.kinds if isinstance(block.feed, Experts)]
-        if not feeds or self.state.priced.usable:
+        if not feeds or self.state.usable:
             return
         experts = min(feed.num_experts for feed in feeds)
         values = [n for n in _powers(experts) if experts % n == 0 and n > self.state.layout.ep]
@@ -117,7 +130,7 @@ class _Walk:
         self._note("long sequence", "cp-for-long-sequences", f"{seq} tokens: cp={cp}: {self._verdict()}")
 
     def tensor_parallel(self) -> None:
-        if self.state.priced.usable or not self._sharded_too_wide():
+        if self.state.usable or not self._sharded_too_wide():
             return
         domain = self.problem.cluster.spans[0]
         chosen = self._first_usable("tp", _powers(domain), self._with_tp)
@@ -130,7 +143,7 @@ class _Walk:
         self._note("does not fit: tensor parallelism", "tp-inside-domain", decision)
 
     def pipeline_parallel(self) -> None:
-        if self.state.priced.usable or 1 not in self.problem.runtime.zero_stages:
+        if self.state.usable or 1 not in self.problem.runtime.zero_stages:
             return
         layers = self.problem.model.layers
         depth = [n for n in _powers(layers) if self._room_for(pp=n)]
@@ -145,7 +158,7 @@ class _Walk:
 
     def fill_batch(self) -> None:
         """More replicas than sequences: give ranks to tensor, then to context parallelism."""
-        if self.state.priced.broken is None:
+        if self.state.starts:
             return
         for tp in _powers(self.problem.cluster.spans[0]):
             for cp in _powers(64):
@@ -155,15 +168,15 @@ class _Walk:
                     cp=max(cp, self.state.layout.cp),
                     sequence_parallel=None,
                 )
-                priced = self._price(layout)
-                if priced.priced.broken is None:
-                    self.state = priced
+                there = self._price(layout)
+                if there.starts:
+                    self.state = there
                     decision = f"tp={layout.tp} cp={layout.cp} so that the batch divides: {self._verdict()}"
                     self._note("fewer sequences than replicas", "batch-bounds-dp", decision)
                     return
 
     def recompute(self) -> None:
-        if self.state.priced.usable or self.state.priced.broken is not None:
+        if self.state.usable or not self.state.starts:
             return
         self._move(replace(self.state.layout, recompute=Recompute(kind="full")))
         self._note(
@@ -172,19 +185,19 @@ class _Walk:
 
     def interleave(self) -> None:
         layout, layers = self.state.layout, self.problem.model.layers
-        if layout.pp == 1 or not self.state.priced.usable or layers % (2 * layout.pp):
+        if layout.pp == 1 or not self.state.usable or layers % (2 * layout.pp):
             return
         better = self._price(replace(layout, vpp=2, schedule=None))
-        if better.priced.usable and (better.priced.seconds or 0) < (self.state.priced.seconds or 0):
+        if better.beats(self.state):
             self.state = better
             self._note("shrink the bubble", "interleave", f"two chunks per stage: {self._verdict()}")
 
     def micro_batch(self) -> None:
         size = self.state.layout.micro_batch
         start = size
-        while size < _LARGEST_MICRO_BATCH and self.state.priced.usable:
+        while size < _LARGEST_MICRO_BATCH and self.state.usable:
             bigger = self._price(replace(self.state.layout, micro_batch=size * 2))
-            if not bigger.priced.usable or (bigger.priced.seconds or 0) >= (self.state.priced.seconds or 0):
+            if not bigger.beats(self.state):
                 break
             self.state, size = bigger, size * 2
         if size > start:
@@ -199,7 +212,7 @@ class _Walk:
         if self.problem.cluster.gpus >= FSDP_RANKS:
             return True
         again = self._price(replace(self.state.layout, recompute=Recompute(kind="full")))
-        return not again.priced.usable
+        return not again.usable
 
     def _with_tp(self, layout: Layout, tp: int) -> list[Layout]:
         return [replace(layout, tp=tp, sequence_parallel=None)]
@@ -231,7 +244,7 @@ class _Walk:
         """The smallest value that fits, else the largest that obeys the rules; moves there."""
         layouts = [(value, layout) for value in values for layout in build(self.state.layout, value)]
         outcomes = price_all(self.problem, self.runtime, [layout for _, layout in layouts])
-        legal = [(value, out) for (value, _), out in zip(layouts, outcomes, strict=True) if out.broken is None]
+        legal = [(value, out) for (value, _), out in zip(layouts, outcomes, strict=True) if isinstance(out, Priced)]
         chosen = next(((value, out) for value, out in legal if out.fits), legal[-1] if legal else None)
         if chosen is None:
             return getattr(self.state.layout, axis)
@@ -245,26 +258,19 @@ class _Walk:
         return State(layout, price_all(self.problem, self.runtime, [layout])[0])
 
     def _verdict(self) -> str:
-        priced = self.state.priced
-        if priced.broken is not None:
-            return f"not legal yet ({priced.broken})"
-        needs = (priced.reserved_bytes or 0) / 1e9
+        priced = self.state.outcome
+        if isinstance(priced, Refused):
+            return f"not legal yet ({priced.message})"
+        needs = priced.reserved_bytes / 1e9
         capacity = self.problem.cluster.gpu.memory_bytes / 1e9
-        return f"{needs:.1f} of {capacity:.1f} GB, " + (
-            duration(priced.seconds or 0.0) if priced.fits else "does not fit"
-        )
+        return f"{needs:.1f} of {capacity:.1f} GB, " + (duration(priced.seconds) if priced.fits else "does not fit")
 
     def _note(self, step: str, rule_id: str, decision: str) -> None:
-        priced = self.state.priced
-        self.path.append(
-            PathStep(
-                step=step,
-                rule_id=rule_id,
-                decision=decision,
-                seconds=priced.seconds,
-                reserved_bytes=priced.reserved_bytes,
-            )
-        )
+        step_now = PathStep(step=step, rule_id=rule_id, decision=decision)
+        if isinstance(self.state.outcome, Priced):
+            seconds, reserved = self.state.outcome.seconds, self.state.outcome.reserved_bytes
+            step_now = replace(step_now, seconds=seconds, reserved_bytes=reserved)
+        self.path.append(step_now)
 
 
 def _taken(axis: str, chosen: int, words: str) -> str:

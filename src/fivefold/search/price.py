@@ -1,8 +1,9 @@
-"""Pricing a handful of layouts for an explanation: one kernel for all of them, rules first."""
+"""What a handful of layouts cost, for explanations and advice: one kernel for all of them, rules first."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 
@@ -15,46 +16,57 @@ from fivefold.layout.rules import valid_mask, violations
 
 @dataclass(slots=True, frozen=True)
 class Priced:
-    """One layout's outcome. broken: message of the first rule it breaks; the numbers are then None.
-
-    stage: pipeline rank with the largest peak. reserved_bytes: what the device needs.
-    """
+    """A layout that would start. seconds: of a step. reserved_bytes: what the fullest device needs. stage: the pipeline
+    rank of that device. fits: whether device and host have so much."""
 
     layout: Layout
-    broken: str | None
-    seconds: float | None
-    peak_bytes: int | None
-    reserved_bytes: int | None
-    stage: int | None
+    seconds: float
+    reserved_bytes: int
+    stage: int
     fits: bool
 
-    @property
-    def usable(self) -> bool:
-        return self.broken is None and self.fits
+
+@dataclass(slots=True, frozen=True)
+class Refused:
+    """A layout that would not start. message: of the first rule that it breaks."""
+
+    layout: Layout
+    message: str
 
 
-def price_all(problem: Problem, runtime: str, layouts: list[Layout]) -> list[Priced]:
-    """Price `layouts` in their order."""
+Outcome = Priced | Refused
+
+
+def usable(outcome: Outcome) -> TypeGuard[Priced]:
+    """Whether the layout starts and fits."""
+    return isinstance(outcome, Priced) and outcome.fits
+
+
+def price_all(problem: Problem, runtime: str, layouts: list[Layout]) -> list[Outcome]:
+    """The outcome of each layout, in their order."""
     if not layouts:
         return []
     context = rule_context(problem.model, problem.cluster, problem.work, runtime)
     columns = Columns.from_layouts(layouts, problem.cluster.gpus, problem.work)
-    valid = valid_mask(columns, context)
-    out: list[Priced | None] = [None] * len(layouts)
-    for i in np.flatnonzero(~valid).tolist():
-        out[i] = Priced(layouts[i], violations(layouts[i], context)[0].message, None, None, None, None, False)
-    good = np.flatnonzero(valid)
-    if len(good):
-        kernel = Kernel(problem, columns.take(good))
-        rows = np.arange(len(good))
-        seconds = kernel.step_seconds(rows)
-        peak = kernel.peak(rows)
-        stage = kernel.table.rank[kernel.plan, peak.by_rank.argmax(axis=1)]
-        room = kernel.fits(rows, peak.reserved)
-        for at, i in enumerate(good.tolist()):
-            needs = int(peak.allocated[at]), int(peak.reserved[at])
-            out[i] = Priced(layouts[i], None, float(seconds[at]), *needs, int(stage[at]), bool(room[at]))
-    return [each for each in out if each is not None]
+    valid = np.flatnonzero(valid_mask(columns, context))
+    priced = dict(zip(valid.tolist(), _priced(problem, columns.take(valid), [layouts[i] for i in valid]), strict=True))
+    return [
+        priced[i] if i in priced else Refused(layout, violations(layout, context)[0].message)
+        for i, layout in enumerate(layouts)
+    ]
+
+
+def _priced(problem: Problem, columns: Columns, layouts: list[Layout]) -> list[Priced]:
+    if not layouts:
+        return []
+    kernel, rows = Kernel(problem, columns), np.arange(len(layouts))
+    seconds, peak = kernel.step_seconds(rows), kernel.peak(rows)
+    stage = kernel.table.rank[kernel.plan, peak.by_rank.argmax(axis=1)]
+    fits = kernel.fits(rows, peak.reserved)
+    return [
+        Priced(layout, float(seconds[at]), int(peak.reserved[at]), int(stage[at]), bool(fits[at]))
+        for at, layout in enumerate(layouts)
+    ]
 
 
 def step_seconds(problem: Problem, layout: Layout) -> float:
