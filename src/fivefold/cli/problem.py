@@ -341,7 +341,7 @@ def _resized(cluster: Cluster, flags: ClusterFlags) -> Cluster:
         )
     if flags.gpus is None:
         return cluster
-    from fivefold.search.advice import resized
+    from fivefold.search.gpu_counts import resized
 
     load_cluster(DEFAULT_GPU, flags.gpus)  # refuses an impossible number in the usual words
     return resized(cluster, flags.gpus)

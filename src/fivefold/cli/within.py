@@ -14,7 +14,7 @@ from fivefold.errors import FivefoldError
 from fivefold.estimate import Problem
 from fivefold.runtime import load_runtime
 from fivefold.search import Plan
-from fivefold.search.counts import MOST_GPUS, fewest_in_time, too_late
+from fivefold.search.in_time import MOST_GPUS, fewest_in_time, too_late
 from fivefold.search.search import Searched, searched
 
 

@@ -1,23 +1,27 @@
-"""When nothing fits: what is missing, and the smallest change that would help. And notes on the batch."""
+"""When nothing fits or starts: what is missing, and the smallest change that would help."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 
-from fivefold.cluster import Cluster
 from fivefold.estimate import Estimate, Problem
 from fivefold.estimate.estimate import rule_context
-from fivefold.layout import Offload, dp_headroom, unusual
+from fivefold.layout import Offload
+from fivefold.layout.columns import Columns
 from fivefold.layout.rules import violations
+from fivefold.search.gpu_counts import round_numbers, with_gpus
 from fivefold.search.words import gigabytes
 
 replace = msgspec.structs.replace
 
+Fits = Callable[[Problem], bool]  # whether any layout of a changed problem fits
+
 _MOST_GPUS_TRIED = 4096
+_SHORTEST_TRIED = 512  # tokens of a sequence
 _SAMPLED_FOR_RULES = 200
 
 
@@ -42,10 +46,10 @@ def missing_memory(problem: Problem, nearest: Estimate) -> str:
     )
 
 
-def changes_that_fit(problem: Problem, fits: Any, least_bytes: float) -> tuple[str, ...]:
+def changes_that_fit(problem: Problem, fits: Fits, least_bytes: float) -> tuple[str, ...]:
     """The smallest changes that would fit, each alone, cheapest first.
 
-    fits: function from a changed Problem to whether any layout fits it. least_bytes: what the smallest layout needs.
+    least_bytes: what the smallest layout needs.
     """
     out: list[str] = []
     gpus = _more_gpus(problem, fits)
@@ -67,39 +71,20 @@ def changes_that_fit(problem: Problem, fits: Any, least_bytes: float) -> tuple[s
     return tuple(out)
 
 
-def _more_gpus(problem: Problem, fits: Any) -> int | None:
+def _more_gpus(problem: Problem, fits: Fits) -> int | None:
     """The fewest GPUs that fit: doubling finds a bracket, counts that batches like divide it."""
     gpus = problem.cluster.gpus
     while gpus * 2 <= _MOST_GPUS_TRIED:
         gpus *= 2
         if fits(with_gpus(problem, gpus)):
-            between = [count for count in _round_counts(gpus) if gpus // 2 < count < gpus]
+            between = [count for count in round_numbers(gpus) if gpus // 2 < count < gpus]
             return next((count for count in between if fits(with_gpus(problem, count))), gpus)
     return None
 
 
-def _round_counts(most: int) -> list[int]:
-    """Powers of two and one and a half times them, ascending."""
-    powers = [1 << power for power in range(most.bit_length())]
-    return sorted({*powers, *(3 * power for power in powers)})
-
-
-def with_gpus(problem: Problem, gpus: int) -> Problem:
-    """The same problem on another number of GPUs, in nodes of the cluster's kind."""
-    return Problem(problem.model, resized(problem.cluster, gpus), problem.work, problem.runtime)
-
-
-def resized(cluster: Cluster, gpus: int) -> Cluster:
-    """The cluster with another number of GPUs. A node that was cut down to fewer GPUs grows back to its domain."""
-    node = cluster.gpus_per_node
-    if gpus > node and cluster.gpus <= node:
-        node = max(node, min(gpus, max(link.span for link in cluster.links) or node, 8))
-    return replace(cluster, gpus=gpus, gpus_per_node=min(node, gpus))
-
-
-def _shorter_sequence(problem: Problem, fits: Any) -> int | None:
+def _shorter_sequence(problem: Problem, fits: Fits) -> int | None:
     seq = problem.work.seq_len
-    while seq > 512:
+    while seq > _SHORTEST_TRIED:
         seq //= 2
         work = replace(problem.work, seq_len=seq)
         if fits(Problem(problem.model, problem.cluster, work, problem.runtime)):
@@ -111,7 +96,7 @@ def _shorter_sequence(problem: Problem, fits: Any) -> int | None:
 _OFFLOADS = (Offload(optimizer=1), Offload(optimizer=1, parameters=1))
 
 
-def _offloaded(problem: Problem, fits: Any) -> str | None:
+def _offloaded(problem: Problem, fits: Fits) -> str | None:
     if problem.work.offload.anything or problem.cluster.host_memory_bytes is None:
         return None
     for offload in _OFFLOADS:
@@ -121,7 +106,7 @@ def _offloaded(problem: Problem, fits: Any) -> str | None:
     return None
 
 
-def _lighter_optimizer(problem: Problem, fits: Any) -> str | None:
+def _lighter_optimizer(problem: Problem, fits: Fits) -> str | None:
     for name in ("muon", "adamw8bit", "sgd", "adafactor"):
         if name == problem.work.optimizer or name not in problem.runtime.optimizers:
             continue
@@ -131,7 +116,7 @@ def _lighter_optimizer(problem: Problem, fits: Any) -> str | None:
     return None
 
 
-def why_nothing_is_valid(problem: Problem, runtime: str, candidates: Any) -> tuple[str, ...]:
+def why_nothing_is_valid(problem: Problem, runtime: str, candidates: Columns) -> tuple[str, ...]:
     """The rules that refuse most of the candidates, each with its message."""
     context = rule_context(problem.model, problem.cluster, problem.work, runtime)
     picks = np.unique(np.linspace(0, len(candidates) - 1, _SAMPLED_FOR_RULES).astype(int))
@@ -149,29 +134,8 @@ def why_nothing_is_valid(problem: Problem, runtime: str, candidates: Any) -> tup
     )
 
 
-def batch_notes(problem: Problem, plans: list[Estimate]) -> tuple[str, ...]:
-    """What is unusual about the batch, and how much data parallelism it still allows."""
-    notes = list(unusual(problem.work, problem.model))
-    if plans:
-        layout = plans[0].layout
-        headroom = dp_headroom(problem.work.global_batch, layout.micro_batch, layout.dp)
-        notes.append(
-            f"DP headroom: gbs / (mbs x dp) = {problem.work.global_batch} / ({layout.micro_batch} x {layout.dp}) = "
-            f"{headroom:g}; "
-            + (
-                f"data parallelism can grow {headroom:g} times before the batch ends it."
-                if headroom > 1
-                else "data parallelism cannot grow: every replica has one micro-batch, and the batch has no more."
-            )
-        )
-    return tuple(notes)
-
-
 __all__ = [
-    "batch_notes",
     "changes_that_fit",
     "missing_memory",
-    "resized",
     "why_nothing_is_valid",
-    "with_gpus",
 ]

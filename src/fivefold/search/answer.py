@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -11,8 +10,9 @@ import numpy as np
 from fivefold.errors import FivefoldError
 from fivefold.estimate import Estimate, Kernel, Problem, estimate
 from fivefold.estimate.estimate import inputs_of
+from fivefold.layout import dp_headroom, unusual
 from fivefold.layout.columns import Columns
-from fivefold.search.advice import batch_notes, changes_that_fit, missing_memory, why_nothing_is_valid
+from fivefold.search.advice import changes_that_fit, missing_memory, why_nothing_is_valid
 from fivefold.search.explain import reasons
 from fivefold.search.found import Found, search
 from fivefold.search.leaders import DEGREES
@@ -32,12 +32,13 @@ def answer(
     objective: Objective,
     pins: dict[str, tuple[Any, ...]],
     explain: bool,
-    start: float,
-    advise: bool = True,
+    advise: bool,
 ) -> Plan:
-    """The Plan of a search. top: how many layouts with other degrees. pins: as checked. explain: also the reasons for
-    the first. advise: also what would help where nothing fits, for which changed problems are searched. start: when the
-    question was asked, in perf_counter's seconds."""
+    """The Plan of a search, without the seconds that it took.
+
+    top: how many layouts with other degrees. pins: as checked. explain: also the reasons for the first. advise: also
+    what would help where nothing fits, for which changed problems are searched.
+    """
     problem = found.problem
     rows = _distinct_degrees(found, _ranked(found, objective), top)
     chosen = [_estimate(found, runtime, row) for row in rows]
@@ -50,7 +51,7 @@ def answer(
         fitting=found.fitting,
         priced=len(found.rows),
         bounded=len(found.bounded_rows),
-        seconds_used=perf_counter() - start,
+        seconds_used=0.0,
         objective=objective,
         gpus=problem.cluster.gpus,
         plans=tuple(plans),
@@ -60,7 +61,7 @@ def answer(
         budget=budget_of(problem.work, plans[0]) if plans else None,
         nearest=nearest,
         advice=advice,
-        notes=batch_notes(problem, plans),
+        notes=_batch_notes(problem, plans),
         inputs={
             **inputs_of(problem, runtime),
             "pins": {name: list(value) for name, value in pins.items()},
@@ -217,3 +218,21 @@ def _estimate(found: Found, runtime: str, row: int) -> Estimate:
 def _fastest(plans: list[Estimate]) -> int | None:
     times = [each.step.seconds.value if each.step else np.inf for each in plans]
     return int(np.argmin(times)) if times else None
+
+
+def _batch_notes(problem: Problem, plans: list[Estimate]) -> tuple[str, ...]:
+    """What is unusual about the batch, and how much data parallelism it still allows."""
+    notes = list(unusual(problem.work, problem.model))
+    if plans:
+        layout = plans[0].layout
+        headroom = dp_headroom(problem.work.global_batch, layout.micro_batch, layout.dp)
+        notes.append(
+            f"DP headroom: gbs / (mbs x dp) = {problem.work.global_batch} / ({layout.micro_batch} x {layout.dp}) = "
+            f"{headroom:g}; "
+            + (
+                f"data parallelism can grow {headroom:g} times before the batch ends it."
+                if headroom > 1
+                else "data parallelism cannot grow: every replica has one micro-batch, and the batch has no more."
+            )
+        )
+    return tuple(notes)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, get_args
 
+from msgspec.structs import replace
+
 from fivefold.cluster import Cluster
 from fivefold.cluster.calibration import Calibration
 from fivefold.errors import FivefoldError
@@ -16,9 +18,9 @@ from fivefold.estimate.host import check_host
 from fivefold.layout.workload import Workload
 from fivefold.model.spec import ModelSpec
 from fivefold.runtime import load_runtime
-from fivefold.search.advice import with_gpus
 from fivefold.search.answer import answer
 from fivefold.search.found import Found, search
+from fivefold.search.gpu_counts import usual_counts, with_gpus
 from fivefold.search.pins import checked_pins
 from fivefold.search.result import Objective, Plan
 from fivefold.search.space import LISTED
@@ -45,17 +47,8 @@ def plan(
     A question without an answer gives a Plan without plans, whose `advice` says what is missing. Raises FivefoldError
     for bad input.
     """
-    start = perf_counter()
-    check_inputs(model, cluster, work)
-    _check(objective, top, work)
-    cluster = with_calibration(cluster, calibration)
-    problem = Problem(model, cluster, work, load_runtime(runtime))
-    check_host(problem)
-    checked = checked_pins(pins)
-    if objective == "gpus":
-        problem = _fewest_gpus(problem, runtime, checked)
-    found = search(problem, runtime, checked, top)
-    return answer(found, runtime, top, objective, checked, explain, start)
+    question = searched(model, cluster, work, runtime, pins, top, objective, calibration)
+    return question.plan(top, explain=explain, advise=True)
 
 
 @dataclass(slots=True)
@@ -65,37 +58,43 @@ class Searched:
     found: Found
     runtime: str
     pins: dict[str, tuple[Any, ...]]
+    objective: Objective
     seconds: float
 
-    def plan(self, top: int, *, explain: bool) -> Plan:
-        """The plan for most tokens per second. explain: with reasons, and with advice where nothing fits."""
-        start = perf_counter() - self.seconds
-        return answer(self.found, self.runtime, top, "tokens_per_s", self.pins, explain, start, advise=explain)
+    def plan(self, top: int, *, explain: bool, advise: bool | None = None) -> Plan:
+        """The plan. explain: with reasons. advise: with advice where nothing fits, by default as `explain`."""
+        start = perf_counter()
+        advise = explain if advise is None else advise
+        answered = answer(self.found, self.runtime, top, self.objective, self.pins, explain, advise)
+        return replace(answered, seconds_used=self.seconds + perf_counter() - start)
 
 
 def searched(
     model: ModelSpec,
     cluster: Cluster,
     work: Workload,
-    runtime: str,
+    runtime: str = "megatron",
     pins: dict[str, Any] | None = None,
     top: int = LISTED,
+    objective: Objective = "tokens_per_s",
+    calibration: Calibration | None = None,
 ) -> Searched:
     """The search of `plan` without its answer yet, which lists at most `top`. Raises FivefoldError as plan does."""
     start = perf_counter()
     check_inputs(model, cluster, work)
-    problem = Problem(model, cluster, work, load_runtime(runtime))
+    _check(objective, top, work)
+    problem = Problem(model, with_calibration(cluster, calibration), work, load_runtime(runtime))
     check_host(problem)
     checked = checked_pins(pins)
-    return Searched(search(problem, runtime, checked, top), runtime, checked, perf_counter() - start)
+    if objective == "gpus":
+        problem = _fewest_gpus(problem, runtime, checked)
+    found = search(problem, runtime, checked, top)
+    return Searched(found, runtime, checked, objective, perf_counter() - start)
 
 
 def _fewest_gpus(problem: Problem, runtime: str, pins: dict[str, tuple[Any, ...]]) -> Problem:
     """The same problem on the fewest GPUs, at most those given, on which some layout fits."""
-    most = problem.cluster.gpus
-    node = problem.cluster.gpus_per_node
-    counts = [n for n in range(1, most + 1) if _usable(n, node)]
-    for gpus in counts:
+    for gpus in usual_counts(problem.cluster.gpus_per_node, problem.cluster.gpus):
         smaller = with_gpus(problem, gpus)
         try:
             found = search(smaller, runtime, pins, most=0)
@@ -104,14 +103,6 @@ def _fewest_gpus(problem: Problem, runtime: str, pins: dict[str, tuple[Any, ...]
         if len(found.rows):
             return smaller
     return problem
-
-
-def _usable(gpus: int, node: int) -> bool:
-    """Part of one node in powers of two, then whole nodes in steps that a batch can divide."""
-    if gpus < node:
-        return gpus & (gpus - 1) == 0
-    nodes, rest = divmod(gpus, node)
-    return rest == 0 and (nodes & (nodes - 1) == 0 or (nodes % 3 == 0 and (nodes // 3) & (nodes // 3 - 1) == 0))
 
 
 def _check(objective: str, top: int, work: Workload) -> None:

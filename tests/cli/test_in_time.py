@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.search.counts import counts_from
+from fivefold.search.gpu_counts import close_counts, usual_counts
 
 SMALL = "--seq 1024 --gbs 96 --tokens 20B"
 
 
 def test_counts_are_whole_nodes_by_quarters_of_a_doubling() -> None:
-    assert list(counts_from(1, 8, 128)) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128]
-    assert list(counts_from(33, 8, 64)) == [40, 48, 56, 64]
+    assert list(close_counts(8, 128)) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128]
+    assert list(close_counts(8, 4)) == [1, 2, 4]
+
+
+def test_usual_counts_are_those_that_batches_divide_by() -> None:
+    assert usual_counts(8, 130) == [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128]
+    assert usual_counts(6, 40) == [1, 2, 4, 6, 12, 18, 24, 36]
 
 
 def test_the_fewest_gpus_and_none_below(run) -> None:
@@ -20,7 +25,7 @@ def test_the_fewest_gpus_and_none_below(run) -> None:
     first = next(row for row in rows if row["in_time"])
     assert document["gpus"] == first["gpus"] and document["inputs"]["cluster"]["gpus"] == first["gpus"]
     assert all(row["gpus"] < first["gpus"] for row in rows if not row["in_time"])
-    for gpus in counts_from(1, 8, first["gpus"]):
+    for gpus in close_counts(8, first["gpus"]):
         one = run(f"plan gpt2 {SMALL} --gpus {gpus} --json").document
         late = one["budget"]["reliability"]["seconds"] > 2 * 86_400
         assert late == (gpus < first["gpus"])

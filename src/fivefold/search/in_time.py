@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
 from fivefold.errors import FivefoldError
 from fivefold.estimate import Estimate, Problem
+from fivefold.layout import Layout
 from fivefold.model import training_flops_per_token
 from fivefold.search.budget import budget_of
+from fivefold.search.gpu_counts import close_counts
 from fivefold.search.result import CountRow, Plan
 from fivefold.search.words import layout_words
 
-MOST_GPUS = 65_536
+MOST_GPUS = 65_536  # that are tried
 _DAY_S = 86_400.0
-# Nodes per doubling: 4, 5, 6 and 7 eighths of a power of two.
-_STEPS = (4, 5, 6, 7)
-
-
-def counts_from(least: float, node: int, most: int) -> Iterator[int]:
-    """Numbers of GPUs from `least` to `most`: powers of two inside a node of `node`, then whole nodes by quarters of a
-    doubling, which batches and layers are likely to divide."""
-    inside = [1 << power for power in range(node.bit_length()) if 1 << power < node]
-    nodes = sorted({1, 2, 3, *(step << power for step in _STEPS for power in range((most // node).bit_length()))})
-    for gpus in (*inside, *(node * number for number in nodes)):
-        if least <= gpus <= most:
-            yield gpus
 
 
 def least_gpus(problem: Problem, seconds: float) -> float:
@@ -42,20 +32,14 @@ def fewest_in_time(
     """(the fewest GPUs whose best layout finishes within `days` on the wall clock, every count that was tried).
 
     plan_at: the search's answer on a number of GPUs. problem: the question on any number. Every count from the one that
-    the peak allows is tried in order, and the first beyond the answer, for comparison.
+    the peak allows is tried in order, and the first beyond the answer, for comparison. The problem has a token budget.
     """
-    if problem.work.tokens is None:
-        raise FivefoldError(
-            "--days needs --tokens, the token budget that has to be done by then, for example --tokens 15T.",
-            code="missing-option",
-            option="--tokens",
-        )
     rows: list[CountRow] = []
     found: int | None = None
     least = least_gpus(problem, days * _DAY_S)
-    node = problem.cluster.gpus_per_node
+    counts = [*close_counts(problem.cluster.gpus_per_node, most)]
     # Where even the peak is too slow, the most GPUs show by how much.
-    for gpus in [*counts_from(least, node, most)] or [*counts_from(1, node, most)][-1:]:
+    for gpus in [count for count in counts if count >= least] or counts[-1:]:
         row = _row(gpus, problem, plan_at, days)
         rows.append(row)
         if found is not None:
@@ -90,7 +74,7 @@ def _priced(row: CountRow, best: Estimate, problem: Problem, days: float) -> Cou
     wall = budget.reliability
     return msgspec.structs.replace(
         row,
-        layout=layout_words(_given(best)),
+        layout=layout_words(msgspec.convert(best.inputs["layout"], Layout)),
         step_s=best.step.seconds.value,
         mfu=best.step.mfu.causal,
         goodput=wall.goodput,
@@ -99,12 +83,6 @@ def _priced(row: CountRow, best: Estimate, problem: Problem, days: float) -> Cou
         cost=wall.cost,
         in_time=wall.seconds <= days * _DAY_S,
     )
-
-
-def _given(best: Estimate):
-    from fivefold.layout import Layout
-
-    return msgspec.convert(best.inputs["layout"], Layout)
 
 
 def too_late(rows: tuple[CountRow, ...], days: float, most: int) -> str:
