@@ -8,13 +8,14 @@ an arithmetic progression, and (size, stride) describes all groups of an axis.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from fivefold.errors import FivefoldError
 from fivefold.layout.columns import Columns, Ints
 from fivefold.layout.layout import ResolvedLayout
+from fivefold.layout.rows import rows_of
 
 Axis = Literal[
     "tp", "cp", "dp", "pp", "dp_cp", "shard", "replicate", "etp", "ep", "edp", "expert_shard", "expert_replicate"
@@ -63,19 +64,9 @@ def group(columns: Columns, axis: Axis | str, rows: Ints | None = None) -> Group
     unknown axis."""
     if axis not in _GROUPS:
         raise FivefoldError(f"Unknown axis '{axis}'. Legal: {', '.join(AXES)}.", value=axis, legal=AXES)
-    here = columns if rows is None else cast(Columns, _Rows(columns, rows))
+    here = columns if rows is None else rows_of(columns, rows)
     size, stride = _GROUPS[axis](here)
     return Group(size, stride)
-
-
-class _Rows:
-    """Some rows of columns, each column cut when the table of groups asks for it: it asks for two or three of them."""
-
-    def __init__(self, columns: Columns, rows: Ints) -> None:
-        self._columns, self._rows = columns, rows
-
-    def __getattr__(self, name: str) -> Ints:
-        return getattr(self._columns, name)[self._rows]
 
 
 def rank_coordinates(layout: ResolvedLayout, rank: int) -> dict[str, int]:

@@ -75,6 +75,21 @@ def blocks_per_stage(
     return _weighted(layers, pp * vpp, account_for_embedding, account_for_loss)
 
 
+def blocks_of(layout: Layout, model: ModelSpec, runtime: str = "megatron") -> tuple[int, ...]:
+    """Blocks of each virtual stage of a layout under a runtime's split policy."""
+    return blocks_per_stage(
+        model.layers,
+        layout.pp,
+        layout.vpp,
+        layout.first_stage_layers,
+        layout.last_stage_layers,
+        split_policy(runtime),
+        layout.account_for_embedding,
+        layout.account_for_loss,
+        stage_weights(model),
+    )
+
+
 def _weighted(layers: int, stages: int, embedding: bool, head: bool) -> tuple[int, ...]:
     """Equal shares, the larger ones first, of the blocks and of the items that count as one."""
     if stages == 1:

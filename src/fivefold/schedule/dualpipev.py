@@ -15,19 +15,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from fivefold.schedule.actions import (
-    Action,
-    Boundary,
-    Placement,
-    RankActions,
-    backward,
-    forward,
-    input_grad,
-    weight_grad,
-)
-from fivefold.schedule.schedule import Ints, Schedule
-from fivefold.schedule.split import peaks, with_exchanges
-from fivefold.schedule.zbv import two_chunks_in_a_v
+from fivefold.schedule.actions import Action, backward, forward, input_grad, weight_grad
+from fivefold.schedule.v_shape import two_chunks_in_a_v, v_schedule
 
 
 def _illegal(p: int, m: int, v: int) -> str | None:
@@ -93,21 +82,4 @@ def _order(rank: int, p: int, m: int) -> list[Action]:
     return steps.taken
 
 
-def _actions(p: int, m: int, v: int) -> list[RankActions]:
-    return [with_exchanges(_order(rank, p, m), Boundary(rank, p, v, Placement.V), m) for rank in range(p)]
-
-
-def _held(p: int, m: int, v: int, steps: Ints) -> Ints:
-    moments = peaks(_actions(p, m, v), v)
-    return moments[steps % len(moments)]
-
-
-DUALPIPEV = Schedule(
-    name="dualpipev",
-    illegal=_illegal,
-    actions=_actions,
-    held=_held,
-    cycle=lambda p, m, v: len(peaks(_actions(p, m, v), v)),
-    placement=Placement.V,
-    splits_backward=True,
-)
+DUALPIPEV = v_schedule("dualpipev", _illegal, _order)

@@ -14,28 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fivefold.schedule.actions import (
-    Action,
-    Boundary,
-    Placement,
-    RankActions,
-    forward,
-    input_grad,
-    weight_grad,
-)
-from fivefold.schedule.schedule import Ints, Schedule
-from fivefold.schedule.split import peaks, with_exchanges
+from fivefold.schedule.actions import Action, forward, input_grad, weight_grad
+from fivefold.schedule.v_shape import two_chunks_in_a_v, v_schedule
 
 _Make = Callable[[int, int], Action]  # of a micro-batch and a chunk
-
-
-def two_chunks_in_a_v(p: int, m: int, v: int) -> str | None:
-    """The rule of schedules in V shape."""
-    if p < 2:
-        return f"a V needs at least 2 pipeline ranks, and p = {p}"
-    if v != 2:
-        return f"it runs exactly 2 chunks of layers per rank, and v = {v}"
-    return None
 
 
 class _Steps:
@@ -99,21 +81,4 @@ def _order(rank: int, p: int, m: int) -> list[Action]:
     return [action for action in steps.taken if action.micro_batch is not None and action.micro_batch < m]
 
 
-def _actions(p: int, m: int, v: int) -> list[RankActions]:
-    return [with_exchanges(_order(rank, p, m), Boundary(rank, p, v, Placement.V), m) for rank in range(p)]
-
-
-def _held(p: int, m: int, v: int, steps: Ints) -> Ints:
-    moments = peaks(_actions(p, m, v), v)
-    return moments[steps % len(moments)]
-
-
-ZBV = Schedule(
-    name="zbv",
-    illegal=two_chunks_in_a_v,
-    actions=_actions,
-    held=_held,
-    cycle=lambda p, m, v: len(peaks(_actions(p, m, v), v)),
-    placement=Placement.V,
-    splits_backward=True,
-)
+ZBV = v_schedule("zbv", two_chunks_in_a_v, _order)

@@ -17,8 +17,9 @@ from fivefold.errors import FivefoldError
 from fivefold.estimate import Kernel, Problem
 from fivefold.estimate.estimate import rule_context
 from fivefold.estimate.plans import Partition, Plan, kind_runs, partition_of
-from fivefold.layout import Columns, Layout, blocks_per_stage, split_policy, stage_weights, valid_mask
+from fivefold.layout import Columns, Layout, valid_mask
 from fivefold.layout.layout import RECOMPUTE_KINDS, SPLIT_BACKWARD, V_SHAPED
+from fivefold.layout.stages import blocks_of
 from fivefold.schedule import pipeline_seconds
 from fivefold.search.splits import Counts, every_split, filled, layout_text, moves, number_of_splits
 
@@ -165,11 +166,7 @@ class _Start:
         (self.plan,) = self.kernel.plans
         kind = RECOMPUTE_KINDS[int(columns.recompute_kind[0])]
         self.recomputed = 0 if kind == "none" else int(columns.recompute_layers[0])
-        self.given = blocks_per_stage(
-            problem.model.layers, layout.pp, layout.vpp, layout.first_stage_layers, layout.last_stage_layers,
-            split_policy(problem.runtime.name), layout.account_for_embedding, layout.account_for_loss,
-            stage_weights(problem.model),
-        )  # fmt: skip
+        self.given = blocks_of(layout, problem.model, problem.runtime.name)
         self.transfer = float(self.kernel.exchange_seconds(np.arange(1))[0])
 
     def partition(self, counts: Counts) -> Partition:
@@ -300,10 +297,6 @@ def _counted(problem: Problem, layout: Layout, runtime: str) -> list[tuple[Count
     legal = valid_mask(columns, rule_context(problem.model, problem.cluster, problem.work, runtime))
     found: dict[Counts, Layout] = {}
     for at in np.flatnonzero(legal).tolist():
-        own = layouts[at]
-        counts = blocks_per_stage(
-            layers, own.pp, own.vpp, own.first_stage_layers, own.last_stage_layers, split_policy(problem.runtime.name),
-            own.account_for_embedding, own.account_for_loss, stage_weights(problem.model),
-        )  # fmt: skip
-        found.setdefault(counts, own)
+        counts = blocks_of(layouts[at], problem.model, problem.runtime.name)
+        found.setdefault(counts, layouts[at])
     return list(found.items())

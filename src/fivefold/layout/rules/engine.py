@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.layout.columns import Columns
+from fivefold.layout.rows import rows_of
 from fivefold.layout.rules.adapters import ADAPTERS
 from fivefold.layout.rules.choices import CHOICES
 from fivefold.layout.rules.context import Context
@@ -63,10 +62,10 @@ def valid_mask(columns: Columns, context: Context) -> NDArray[np.bool_]:
     Rules are applied one after the other to the rows that are left.
     """
     index: NDArray[np.int64] | None = None
-    rows = _Rows(columns, None)
+    rows = rows_of(columns)
     alive = np.ones(len(columns), dtype=np.bool_)
     for rule in rules_for(context):
-        held = rule.holds(cast(Columns, rows), context)
+        held = rule.holds(rows, context)
         if isinstance(held, (bool, np.bool_)):
             if held:
                 continue
@@ -76,7 +75,7 @@ def valid_mask(columns: Columns, context: Context) -> NDArray[np.bool_]:
         if np.count_nonzero(alive) < _WORTH_GATHERING * len(alive):
             kept = np.flatnonzero(alive)
             index = kept if index is None else index[kept]
-            rows = _Rows(columns, index)
+            rows = rows_of(columns, index)
             alive = np.ones(len(index), dtype=np.bool_)
             if not len(index):
                 break
@@ -85,17 +84,3 @@ def valid_mask(columns: Columns, context: Context) -> NDArray[np.bool_]:
     mask = np.zeros(len(columns), dtype=np.bool_)
     mask[index[alive]] = True
     return mask
-
-
-class _Rows:
-    """The columns at some rows; a column is gathered when a rule first asks for it."""
-
-    def __init__(self, columns: Columns, index: NDArray[np.int64] | None) -> None:
-        self._columns = columns
-        self._index = index
-
-    def __getattr__(self, name: str) -> NDArray[Any]:
-        whole = getattr(self._columns, name)
-        column = whole if self._index is None else whole[self._index]
-        self.__dict__[name] = column
-        return column
