@@ -25,7 +25,7 @@ from fivefold.train.data import Synthetic
 from fivefold.train.measured import Measured
 from fivefold.train.mesh import Mesh
 from fivefold.train.parallel.peers import BoundaryTensor
-from fivefold.train.parallel.pipeline import Pipeline, Stage
+from fivefold.train.parallel.pipeline import Pipeline, PipelineStage
 from fivefold.train.trainer import Trainer
 
 
@@ -59,7 +59,7 @@ class _Takes(torch.autograd.Function):
         return torch.full_like(grads[0], ctx.clock.time_s), None, None, None
 
 
-def stage(index: int, of: int, clock: LogicalClock, seconds: tuple[float, float, float]) -> Stage:
+def stage(index: int, of: int, clock: LogicalClock, seconds: tuple[float, float, float]) -> PipelineStage:
     """A stage of (forward, whole backward, the weights' part of it) seconds. Its weight is multiplied in."""
     forward_s, backward_s, weight_s = seconds
     weight = torch.ones(1, dtype=torch.float64, requires_grad=True)
@@ -71,7 +71,7 @@ def stage(index: int, of: int, clock: LogicalClock, seconds: tuple[float, float,
         out = out + _Takes.apply(weight, clock, 0.0, weight_s) * 0 if weight_s else out
         return out.sum() if index == of - 1 else out
 
-    return Stage(index, of, forward)
+    return PipelineStage(index, of, forward)
 
 
 class Case(NamedTuple):

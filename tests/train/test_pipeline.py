@@ -26,7 +26,7 @@ from fivefold.train.mesh import Mesh
 from fivefold.train.model import Decoder, tensor_table
 from fivefold.train.parallel import tensor
 from fivefold.train.parallel.peers import BoundaryTensor, releases
-from fivefold.train.parallel.pipeline import Pipeline, Stage, decoder_stage, tied_pair
+from fivefold.train.parallel.pipeline import Pipeline, PipelineStage, decoder_stage, tied_pair
 from fivefold.train.parallel.split_backward import input_gradient
 from fivefold.train.parallel.vocabulary import VocabCrossEntropy
 
@@ -314,7 +314,7 @@ def count_held(rank, kind, p, m, model):
     return (*peaks, sum(live.values()))
 
 
-def watched(stage: Stage, live) -> Stage:
+def watched(stage: PipelineStage, live) -> PipelineStage:
     def forward(micro_batch, received):
         step = (micro_batch, stage.index)
 
@@ -327,7 +327,7 @@ def watched(stage: Stage, live) -> Stage:
         with saved_tensors_hooks(pack, lambda box: box.tensor):
             return stage.forward(micro_batch, received)
 
-    return Stage(stage.index, stage.of, forward, stage.body, stage.split)
+    return PipelineStage(stage.index, stage.of, forward, stage.body, stage.split)
 
 
 @pytest.mark.parametrize("kind", CHUNKS)
@@ -453,13 +453,13 @@ def lone_pipeline(stages, lists=None, **more):
 
 def test_wrong_stages_are_refused():
     with pytest.raises(FivefoldError, match="has to hold"):
-        lone_pipeline([Stage(1, 2, lambda i, x: x)])
+        lone_pipeline([PipelineStage(1, 2, lambda i, x: x)])
 
 
 def test_an_action_that_nothing_handles_is_refused_and_a_handler_is_called():
     lists = [[*actions("1f1b", 1, 1)[0], Action(ActionKind.REDUCE_GRAD, chunk=0)]]
     weight = torch.ones((), requires_grad=True)
-    stage = Stage(0, 1, lambda i, x: weight * 3)
+    stage = PipelineStage(0, 1, lambda i, x: weight * 3)
     with pytest.raises(FivefoldError, match="nothing handles: reduce_grad"):
         lone_pipeline([stage], lists)
     called = []
@@ -470,7 +470,7 @@ def test_an_action_that_nothing_handles_is_refused_and_a_handler_is_called():
 def test_a_boundary_of_another_shape_is_refused():
     def run(rank):
         lists = actions("1f1b", 2, 1)
-        stage = Stage(rank, 2, lambda i, x: torch.ones(2, requires_grad=True) * 2)
+        stage = PipelineStage(rank, 2, lambda i, x: torch.ones(2, requires_grad=True) * 2)
         boundary = BoundaryTensor((3,), torch.float32)
         if rank == 0:
             with pytest.raises(FivefoldError, match="the pipeline moves"):

@@ -65,37 +65,49 @@ class Stage(NamedTuple):
 def build_stages(spec: ModelSpec, layout: ResolvedLayout, mesh: Mesh, setup: Setup) -> list[Stage]:
     """The stages of this rank, one per chunk, initialised. Collective: every rank makes its own.
 
-    The order of the axes is a rule: tensor parallelism cuts the parameters, context parallelism replaces the core
-    that it left, recomputation wraps both, data parallelism takes what parameters there are then.
+    The order of the axes is a rule: tensor parallelism cuts the parameters while they are shapes on the meta device,
+    context parallelism replaces the core that it left, recomputation wraps both, data parallelism takes what parameters
+    there are then.
     """
     last = layout.pp * layout.vpp - 1
-    where = placement(layout.schedule)
-    left = layout.recompute.layers  # of a rank's blocks, the first ones recompute, whichever chunk they are in
+    where, rank = placement(layout.schedule), mesh.index("pp")
+    recomputed = _recomputed(layout, rank)
     stages = []
-    for chunk, (first, end) in enumerate(layout.stages[mesh.index("pp")]):
-        virtual = where.stage(mesh.index("pp"), chunk, layout.pp)
+    for chunk, (first, end) in enumerate(layout.stages[rank]):
+        virtual = where.stage(rank, chunk, layout.pp)
         module = Decoder(
             spec, range(first, end), embedding=virtual == 0, head=virtual == last, device="meta",
             dtype=setup.policy.compute,
         )  # fmt: skip
         tensor.apply(module, mesh, layout.sequence_parallel, layout.overlap.tp)
-        tied = spec.tied_embeddings and module.embed_tokens is not None and module.lm_head is not None
-        module.to_empty(device=setup.device)
-        if tied:
-            module.lm_head.weight = module.embed_tokens.weight  # type: ignore[union-attr]
+        _allocate(module, setup.device)
         initialise(module, spec, setup.seed, mesh.coordinates)
         context.apply(module, mesh, layout.cp_kind)
         dropout = _dropout(layout, mesh, setup)
+        recompute.apply(module, layout.recompute, recomputed[chunk], None if dropout is None else dropout.contexts)
         if dropout is not None:
-            recompute.apply(module, layout.recompute, left, dropout.contexts)
             dropout.apply(module)
-        else:
-            recompute.apply(module, layout.recompute, left)
-        left = None if left is None else max(left - (end - first), 0)
         data = _data_parallel(module, spec, layout, mesh, setup)
         partial = tensor.partial_gradients(module, mesh, layout.sequence_parallel)
         stages.append(Stage(module, data, virtual, partial, dropout))
     return stages
+
+
+def _recomputed(layout: ResolvedLayout, rank: int) -> list[int | None]:
+    """Of each chunk, how many of its blocks recompute, None for all: the layout counts a rank's first ones, whichever
+    chunk they are in."""
+    left, counts = layout.recompute.layers, []
+    for first, end in layout.stages[rank]:
+        counts.append(left)
+        left = None if left is None else max(left - (end - first), 0)
+    return counts
+
+
+def _allocate(module: Decoder, device: str) -> None:
+    """Give the parameters memory. PyTorch gives each module its own, so a tied head is tied again."""
+    module.to_empty(device=device)
+    if module.spec.tied_embeddings and module.embed_tokens is not None and module.lm_head is not None:
+        module.lm_head.weight = module.embed_tokens.weight
 
 
 def _dropout(layout: ResolvedLayout, mesh: Mesh, setup: Setup) -> Dropout | None:

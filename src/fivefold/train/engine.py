@@ -18,8 +18,7 @@ from fivefold.train.dropout import Dropout
 from fivefold.train.loss import TokenLoss
 from fivefold.train.mesh import Mesh
 from fivefold.train.parallel.peers import BoundaryTensor
-from fivefold.train.parallel.pipeline import Pipeline, decoder_stage
-from fivefold.train.parallel.pipeline import Stage as PipelineStage
+from fivefold.train.parallel.pipeline import Pipeline, PipelineStage, decoder_stage
 
 
 class Engine(Protocol):

@@ -33,7 +33,18 @@ class Piece(NamedTuple):
 
 
 class Bucket:
-    """Some parameters in one flat buffer, and the part of it that this rank owns."""
+    """Some parameters in one flat buffer, and the part of it that this rank owns.
+
+    shard, replicate: the ranks that own a part each, and those that own the same part. keep_whole: whether the whole
+    gradient stays through the step (ZeRO-0, 1) or only this rank's part of it (ZeRO-2, 3). What reduce() starts and
+    finish() adds follows from these:
+
+        keep_whole  shard        reduce()                        finish()
+        yes         one rank     all-reduce over replicate       nothing
+        yes         several      reduce-scatter over shard       all-reduce of the part over replicate
+        no          several      the same, each micro-batch      the same
+        no          one rank     nothing                         all-reduce of the part over replicate
+    """
 
     def __init__(
         self, parameters: Sequence[tuple[str, nn.Parameter]], shard: Group, replicate: Group, keep_whole: bool,
@@ -116,16 +127,15 @@ class Bucket:
 
     def reduce(self) -> None:
         """Start the sum over the replicas (under ZeRO-2: this micro-batch's)."""
-        if self._whole is None or (self._shard is None and self._replicate is None):
+        if self._whole is None:
             return
-        if self._shard is None and not self._keep_whole:
-            return  # the part is the whole: replicas sum it once a step, in finish()
-        self._clear_unfilled()
-        if self._shard is None:
+        if self._shard is not None:
+            self._clear_unfilled()
+            self._received = self._new_gradient(self._part_size)
+            self._reduction = reduce_scatter_into(self._received, self._whole, group=self._shard, async_op=True)
+        elif self._replicate is not None and self._keep_whole:
+            self._clear_unfilled()
             self._reduction = dist.all_reduce(self._whole, group=self._replicate, async_op=True)
-            return
-        self._received = self._new_gradient(self._part_size)
-        self._reduction = reduce_scatter_into(self._received, self._whole, group=self._shard, async_op=True)
 
     def wait_reduced(self) -> None:
         """Wait for a sum that reduce() started, and put it where the optimizer reads it."""
@@ -146,13 +156,12 @@ class Bucket:
     def finish(self) -> None:
         """After the last micro-batch and its reduce(): the gradient is the sum over all replicas."""
         self.wait_reduced()
-        if self._shard is None and not self._keep_whole and self._whole is not None:
-            self._clear_unfilled()
-            self.gradient.add_(self._whole[self._own])
+        self._clear_unfilled()
+        if self._whole is not None and self._shard is None and not self._keep_whole:
+            self.gradient.add_(self._whole)  # the part is the whole, which no reduce() took in
             self._whole = None
-        elif self._keep_whole:
-            self._clear_unfilled()
-        if self._replicate is not None and not (self._shard is None and self._keep_whole):
+        summed_already = self._shard is None and self._keep_whole
+        if self._replicate is not None and not summed_already:
             dist.all_reduce(self.gradient, group=self._replicate)
 
     def reset(self) -> None:

@@ -31,7 +31,7 @@ _HANDLED = (ActionKind.UNSHARD, ActionKind.RESHARD, ActionKind.REDUCE_GRAD, Acti
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PipelineStage:
     """One virtual stage: number `index` of the `of` that the model is cut into.
 
     forward: (micro-batch, hidden states from the stage before, None on the first) -> hidden states for the next stage,
@@ -57,11 +57,11 @@ def decoder_stage(
     batch: Callable[[int], Batch],
     loss: Callable[[Tensor, Tensor], Tensor],
     split: bool = True,
-) -> Stage:
+) -> PipelineStage:
     """A Decoder that holds stage `index` of `of`, with the embedding on the first and the head on the last.
 
     batch: a micro-batch's tokens, labels and positions. loss: (logits, labels) -> the micro-batch's share of the
-    global batch's loss. split: see Stage.
+    global batch's loss. split: see PipelineStage.
     """
 
     def forward(micro_batch: int, received: Tensor | None) -> Tensor:
@@ -69,7 +69,7 @@ def decoder_stage(
         out = decoder(tokens if received is None else received, positions)
         return loss(out, labels) if index == of - 1 else out
 
-    return Stage(index, of, forward, next(iter(decoder.layers.values()), None), split)
+    return PipelineStage(index, of, forward, next(iter(decoder.layers.values()), None), split)
 
 
 class Observer(Protocol):
@@ -109,7 +109,7 @@ class Pipeline:
         self,
         lists: Sequence[RankActions],
         rank: int,
-        stages: Sequence[Stage],
+        stages: Sequence[PipelineStage],
         placement: Placement,
         group: Group,
         boundary: BoundaryTensor,
@@ -165,7 +165,7 @@ class Pipeline:
         received = self._awaited(action.kind, stage, micro_batch)
         return partial(self._steps[action.kind], stage, micro_batch, received)
 
-    def _awaited(self, kind: ActionKind, stage: Stage, micro_batch: int) -> Tensor | None:
+    def _awaited(self, kind: ActionKind, stage: PipelineStage, micro_batch: int) -> Tensor | None:
         """What a compute step gets from another stage, None at the model's ends."""
         if kind is ActionKind.WEIGHT_GRAD or stage.index == (0 if kind is ActionKind.FORWARD else self._last):
             return None
@@ -178,7 +178,7 @@ class Pipeline:
 
     # The compute steps
 
-    def _forward(self, stage: Stage, micro_batch: int, received: Tensor | None) -> None:
+    def _forward(self, stage: PipelineStage, micro_batch: int, received: Tensor | None) -> None:
         if received is not None:
             received.requires_grad_()
         root: list[Tensor] = [] if received is None else [received]
@@ -197,13 +197,13 @@ class Pipeline:
         else:
             self._give(output.detach(), Kind.ACTIVATION, micro_batch, stage.index + 1)
 
-    def _backward(self, stage: Stage, micro_batch: int, received: Tensor | None) -> None:
+    def _backward(self, stage: PipelineStage, micro_batch: int, received: Tensor | None) -> None:
         saved = self._saved.pop((micro_batch, stage.index))
         torch.autograd.backward([saved.output], [self._arriving(received, micro_batch)])
         if saved.received is not None:
             self._pass_back(saved.received.grad, stage, micro_batch)
 
-    def _input_grad(self, stage: Stage, micro_batch: int, received: Tensor | None) -> None:
+    def _input_grad(self, stage: PipelineStage, micro_batch: int, received: Tensor | None) -> None:
         if not stage.split:
             self._backward(stage, micro_batch, received)
             self._owed[micro_batch, stage.index] = Owed()
@@ -214,14 +214,14 @@ class Pipeline:
         if saved.received is not None:
             self._pass_back(gradient, stage, micro_batch)
 
-    def _weight_grad(self, stage: Stage, micro_batch: int, received: None) -> None:
+    def _weight_grad(self, stage: PipelineStage, micro_batch: int, received: None) -> None:
         self._owed.pop((micro_batch, stage.index)).pay()
 
     def _arriving(self, received: Tensor | None, micro_batch: int) -> Tensor:
         """The gradient of a stage's output; that of the loss is one."""
         return torch.ones_like(self._losses[micro_batch]) if received is None else received
 
-    def _pass_back(self, gradient: Tensor | None, stage: Stage, micro_batch: int) -> None:
+    def _pass_back(self, gradient: Tensor | None, stage: PipelineStage, micro_batch: int) -> None:
         if gradient is None:
             raise FivefoldError(
                 f"The output of pipeline stage {stage.index} does not depend on its input, so no gradient goes back.",

@@ -26,21 +26,19 @@ from fivefold.train.model import Attention, Block, Core, Decoder
 _checkpoint = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
-def apply(
-    model: Decoder, recompute: Recompute, layers: int | None = None, contexts: Contexts = noop_context_fn
-) -> None:
+def apply(model: Decoder, recompute: Recompute, layers: int | None = None, contexts: Contexts | None = None) -> None:
     """Make the blocks of a stage recompute as told. After the other axes: what they replaced is then inside.
 
     layers: how many of this stage's blocks with kind "full", by default recompute.layers (which counts a pipeline
     rank's blocks: with several chunks per rank the caller passes each chunk's share); more than it has means all.
-    contexts: asked in each forward for what to enter around it and around its recomputation.
+    contexts: asked in each forward for what to enter around it and around its recomputation; None: nothing.
     Raises FivefoldError for modules that dense blocks do not have.
     """
     blocks = [cast(Block, block) for block in model.layers.values()]
     if recompute.kind == "full":
         count = recompute.layers if layers is None else layers
         for block in blocks if count is None else blocks[:count]:
-            _keep_input_only(block, contexts)
+            _keep_input_only(block, contexts or noop_context_fn)
         return
     if recompute.kind == "selective":
         modules = recompute.modules or ("core_attn",)

@@ -20,6 +20,8 @@ from torch.autograd.graph import GradientEdge, Node
 
 from fivefold.errors import FivefoldError
 
+_Gradients = tuple[torch.Tensor | None, ...]  # None where the output does not depend on what was asked for
+
 
 @dataclass(frozen=True, slots=True)
 class _Part:
@@ -55,41 +57,55 @@ def input_gradient(
     path = {} if root is None else _path(output, root.node)
     if root is None or (not path and output.node is not root.node):
         return None, Owed([_Part([output], [gradient], None)])
+    joints = _joints(path, root.node)
     behind = [] if _is_leaf(root.node) else _leaves(root.node)
-    joints = [joint for node in path if (joint := _joint(node, path, root.node)) is not None]
     _refuse_shared([*(joint.parameters for joint in joints), behind])
-    apart = [joint for joint in joints if not joint.fused]
-    edges = [GradientEdge(joint.node, i) for joint in apart for i in sorted(path[joint.node])]
-    together = [parameter for joint in joints if joint.fused for parameter in joint.parameters]
-    wanted: Any = [root, *edges, *together]
-    found = torch.autograd.grad([output], wanted, [gradient], retain_graph=bool(apart), allow_unused=True)
-    arrived = dict(zip([(e.node, e.output_nr) for e in edges], found[1 : 1 + len(edges)], strict=True))
-    ready = dict(zip(map(id, together), found[1 + len(edges) :], strict=True))
-    parts: list[_Part] = []
-    for joint in joints:
-        if joint.fused:
-            parts += [_Part([p], [grad], [p]) for p in joint.parameters if (grad := ready[id(p)]) is not None]
-            continue
-        some = {i: grad for i in sorted(path[joint.node]) if (grad := arrived[joint.node, i]) is not None}
-        if some:
-            parts.append(_Part([GradientEdge(joint.node, i) for i in some], list(some.values()), joint.parameters))
-    if found[0] is not None and behind:
-        parts.append(_Part([root], [found[0]], None))
+    of_root, found = _first_step(output, gradient, root, joints)
+    parts = [part for joint, arrived in zip(joints, found, strict=True) for part in _parts_of(joint, arrived)]
+    if of_root is not None and behind:
+        parts.append(_Part([root], [of_root], None))
     # pay() takes from the end: the parameters nearest the output first, as an ordinary backward does.
-    return found[0], Owed(parts[::-1])
+    return of_root, Owed(parts[::-1])
+
+
+def _first_step(
+    output: GradientEdge, gradient: torch.Tensor, root: GradientEdge, joints: Sequence[_Joint]
+) -> tuple[torch.Tensor | None, list[_Gradients]]:
+    """One call of autograd along the path: the gradient of the root, and for each joint those that arrive at its
+    outputs, or where it is fused those of its parameters."""
+    asked: list[list[Any]] = [joint.parameters if joint.fused else joint.edges for joint in joints]
+    wanted: Any = [root, *(each for some in asked for each in some)]
+    kept = any(not joint.fused for joint in joints)  # the second step goes through the same graph
+    of_root, *rest = torch.autograd.grad([output], wanted, [gradient], retain_graph=kept, allow_unused=True)
+    left = iter(rest)
+    return of_root, [tuple(next(left) for _ in some) for some in asked]
+
+
+def _parts_of(joint: _Joint, arrived: _Gradients) -> list[_Part]:
+    """What is left to do for a joint's parameters. None arrives where the output does not depend on it."""
+    if joint.fused:
+        pairs = zip(joint.parameters, arrived, strict=True)
+        return [_Part([parameter], [grad], [parameter]) for parameter, grad in pairs if grad is not None]
+    some = [(edge, grad) for edge, grad in zip(joint.edges, arrived, strict=True) if grad is not None]
+    return [_Part([edge for edge, _ in some], [grad for _, grad in some], joint.parameters)] if some else []
 
 
 @dataclass(frozen=True, slots=True)
 class _Joint:
-    """A node of the path that parameters enter by a way of their own."""
+    """A node of the path that parameters enter by a way of their own. outputs: the numbers of its outputs in use."""
 
     node: Node
+    outputs: list[int]
     parameters: list[torch.Tensor]
 
     @property
     def fused(self) -> bool:
         """Whether the parameters' gradients are taken in the first step."""
         return isinstance(self.node, BackwardCFunction)
+
+    @property
+    def edges(self) -> list[GradientEdge]:
+        return [GradientEdge(self.node, number) for number in self.outputs]
 
 
 def _path(output: GradientEdge, root: Node) -> dict[Node, set[int]]:
@@ -118,11 +134,15 @@ def _path(output: GradientEdge, root: Node) -> dict[Node, set[int]]:
     return {node: numbers for node, numbers in outputs.items() if node in reaching and node is not root}
 
 
-def _joint(node: Node, path: dict[Node, set[int]], root: Node) -> _Joint | None:
-    """The joint at `node`, if one is there. What it has aside of the path cannot reach the root."""
-    aside = [child for child, _ in node.next_functions if child is not None and child not in path and child != root]
-    parameters = [leaf for child in dict.fromkeys(aside) for leaf in _leaves(child)]
-    return _Joint(node, parameters) if parameters else None
+def _joints(path: dict[Node, set[int]], root: Node) -> list[_Joint]:
+    """The nodes of the path where parameters join it. What a node has aside of the path cannot reach the root."""
+    joints = []
+    for node, outputs in path.items():
+        aside = [child for child, _ in node.next_functions if child is not None and child not in path and child != root]
+        parameters = [leaf for child in dict.fromkeys(aside) for leaf in _leaves(child)]
+        if parameters:
+            joints.append(_Joint(node, sorted(outputs), parameters))
+    return joints
 
 
 def _leaves(start: Node) -> list[torch.Tensor]:
