@@ -24,6 +24,7 @@ from msgspec.structs import replace
 import ablation_timings
 from ablation_constants import Constant, constants, word
 from accuracy import percent, table
+from accuracy_wide import REPORTED
 from fivefold.estimate import doubt, interval
 from fivefold.measure import Run, shipped_runs
 from fivefold.measure.convert import Case, Unconvertible, convert
@@ -31,7 +32,7 @@ from fivefold.measure.predict import Predicted, choose, predict_all
 from fivefold.measure.validate import comparable_bytes
 from fivefold.runtime import PROFILES, load_runtime
 
-NOT_JUDGED = ("bigscience_v100", "mcoreci", "x_extra")
+UNTOLD = "x_extra"  # most of its rows do not state their GPU
 THINNED = {"vtrain-single": 5}
 MOVED = 0.002  # a run is moved when its seconds change by more than this share
 NOTHING = 0.0005  # a change of a median that is smaller is none
@@ -76,7 +77,7 @@ def base_of(runs: Iterable[Run]) -> Base:
     seen: dict[str, int] = defaultdict(int)
     for run in runs:
         seen[run.group] += 1
-        if run.group == "x_extra" or seen[run.group] % THINNED.get(run.group, 1):
+        if run.group == UNTOLD or seen[run.group] % THINNED.get(run.group, 1):
             continue
         try:
             cases.append(choose(convert(run)))
@@ -112,7 +113,7 @@ def effect(constant: Constant, base: Base) -> Effect:
             seconds[i], memory[i] = found.seconds.value, _memory_error(base.cases[i], found)
     was, now = (np.abs(each / base.measured - 1) for each in (base.seconds, seconds))
     moved = np.abs(seconds / base.seconds - 1) > MOVED
-    judged = ~np.isin(base.sources, NOT_JUDGED) & ~np.isnan(base.measured)
+    judged = ~np.isin(base.sources, REPORTED) & ~np.isnan(base.measured)
     known, fits, off = ~np.isnan(base.memory), np.abs(base.memory), np.abs(memory)
     resized = known & (np.abs((1 + memory) / (1 + base.memory) - 1) > MOVED)
     return Effect(
@@ -156,7 +157,7 @@ def _interval(module: ModuleType, name: str, value: object):
 
 
 _INTERVAL = (
-    (interval, "_EXPERTS", 0.0, "added spread of mixtures of experts"),
+    (interval, "EXPERTS_SPREAD", 0.0, "added spread of mixtures of experts"),
     (doubt, "WIDTHS", dict.fromkeys(doubt.WIDTHS, 0.0), "width of owners that are less sure"),
 )
 
@@ -183,7 +184,7 @@ def _in_words(value: float | dict[str, float]) -> str:
 def _coverage(base: Base) -> float:
     inside: dict[str, list[bool]] = defaultdict(list)
     for case, found, measured in zip(base.cases, predict_all(base.cases), base.measured, strict=True):
-        if isinstance(found, Predicted) and not np.isnan(measured) and case.run.group not in NOT_JUDGED:
+        if isinstance(found, Predicted) and not np.isnan(measured) and case.run.group not in REPORTED:
             inside[case.run.group].append(found.seconds.low <= measured <= found.seconds.high)
     return float(np.mean([np.mean(each) for each in inside.values()]))
 
@@ -223,7 +224,7 @@ def report(found: list[Effect], base: Base) -> str:
 
 
 def _of_time(found: list[Effect], base: Base) -> str:
-    judged = [source for source in sorted(set(base.sources)) if source not in NOT_JUDGED]
+    judged = [source for source in sorted(set(base.sources)) if source not in REPORTED]
     return table(
         ("constant", "of", "runs moved", "better with it", *judged, "mean"),
         (

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from accuracy import percent, table
+from accuracy_wide import REPORTED
 from fivefold.cluster.calibration import CONSTANTS
 from fivefold.measure import Run, shipped_runs
 from fivefold.measure.calibrate import scale_of
@@ -29,7 +30,6 @@ from fivefold.measure.predict import Predicted, choose, predict_all
 
 RUNS, DRAWS, TESTED = 3, 20, 20
 FEWEST = 6  # timed runs of one stack
-NOT_JUDGED = ("bigscience_v100", "mcoreci", "x_extra")
 
 Key = tuple[str, str, str, str]  # source, GPU, runtime, framework and date
 
@@ -53,7 +53,7 @@ def groups_of(runs: Iterable[Run]) -> dict[Key, Group]:
     """The cases of each stack that has enough timed runs."""
     cases: list[Case] = []
     for run in runs:
-        if run.measured_s is None or run.group in NOT_JUDGED:
+        if run.measured_s is None or run.group in REPORTED:
             continue
         try:
             cases.append(choose(convert(run)))

@@ -16,17 +16,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accuracy import PAGE, percent, table
-from fivefold.estimate import interval
+from accuracy import PAGE, PARTS, percent, table
 from fivefold.estimate.doubt import WIDTHS, shares
-from fivefold.estimate.interval import relative_spread
+from fivefold.estimate.interval import EXPERTS_SPREAD, relative_spread
 from fivefold.measure import Row, Run, Validation, read_runs, validate
 from fivefold.measure.convert import Case, convert
 from fivefold.measure.predict import choose, kernel_of
 from fivefold.measure.validate import spearman
 from pages import put
 
-BEGIN, END = "<!-- wide tables: begin (benchmarks/accuracy_wide.py) -->", "<!-- wide tables: end -->"
 # Sources whose numbers are too noisy, too partial or of another kind to be judged by: reported, not pooled.
 REPORTED = ("bigscience_v100", "mcoreci", "x_extra")
 TIE = 1.06
@@ -133,7 +131,7 @@ def pieces(cases: Iterable[Case]) -> Pieces:
         found = shares(kernel, one, kernel.step_seconds(one))
         parts.append((float(case.model.is_moe), *(float(found[kind][0]) for kind in WIDTHS)))
         problem = kernel.problem
-        experts = interval._EXPERTS if case.model.is_moe else 0.0
+        experts = EXPERTS_SPREAD if case.model.is_moe else 0.0
         fixed.append(np.sqrt(relative_spread(problem, 0.0) ** 2 - experts**2))
     return Pieces(np.array(parts), np.array(fixed))
 
@@ -161,7 +159,7 @@ def _fit_widths(found: Pieces, error: np.ndarray, weight: np.ndarray) -> np.ndar
         width = np.log1p(found.widths(fitted))
         return float(weight @ (2 * width + 2 / (1 - COVERED) * np.maximum(np.minimum(error, 0.5) - width, 0)))
 
-    fitted = np.array([interval._EXPERTS, *WIDTHS.values()])
+    fitted = np.array([EXPERTS_SPREAD, *WIDTHS.values()])
     for _ in range(ROUNDS):
         for at in range(len(fitted)):
             trials = [fitted * np.where(np.arange(len(fitted)) == at, scale, 1.0) for scale in (1.0, 0.8, 1.25)]
@@ -268,7 +266,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="CSV file of runs")
     args = parser.parse_args()
     body = tables(args.runs)  # before the page is read: others may write it meanwhile
-    put(PAGE, BEGIN, END, body)
+    put(PAGE, body, *PARTS["wide"])
 
 
 if __name__ == "__main__":

@@ -34,7 +34,6 @@ from fivefold.model.spec import Attention, Block, BlockRun, Experts, FeedForward
 
 DATA = Path(__file__).parent / "data"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "cases.md"
-BEGIN, END = "<!-- computed: begin -->", "<!-- computed: end -->"
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -238,16 +237,12 @@ def tables() -> Iterator[str]:
     yield from (f"- {name}: {why}." for name, why in LEFT_OUT)
 
 
-def main(write: bool) -> None:
+def main() -> None:
     """Print the tables, or put them into the page."""
-    text = "\n".join(tables())
-    if not write:
-        print(text)
-        return
-    from pages import put  # beside this script, which a test loads from elsewhere
+    from pages import print_or_put  # beside this script, which a test loads from elsewhere
 
-    put(DOCUMENT, BEGIN, END, text)
+    print_or_put(DOCUMENT, "\n".join(tables()), sys.argv[1:])
 
 
 if __name__ == "__main__":
-    main("--write" in sys.argv[1:])
+    main()

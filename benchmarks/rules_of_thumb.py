@@ -18,7 +18,6 @@ import fivefold as ff
 from fivefold.estimate import Estimate
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "rules_of_thumb.md"
-BEGIN, END = "<!-- computed: begin -->", "<!-- computed: end -->"
 FULL = ff.Recompute(kind="full")
 
 
@@ -175,11 +174,9 @@ def table() -> str:
 
 
 def main() -> None:
-    text = table()
-    if "--write" in sys.argv[1:]:
-        before, rest = DOCUMENT.read_text().split(BEGIN)
-        DOCUMENT.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
-    sys.stdout.write(text + "\n")
+    from pages import print_or_put  # beside this script, which a test loads from elsewhere
+
+    print_or_put(DOCUMENT, table(), sys.argv[1:])
 
 
 if __name__ == "__main__":

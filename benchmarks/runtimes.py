@@ -30,7 +30,6 @@ from fivefold.model import load_model
 from fivefold.runtime import OTHER_VERSIONS, PROFILES, Profile, load_runtime
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "runtimes.md"
-BEGIN, END = "<!-- computed: begin -->", "<!-- computed: end -->"
 RUNTIMES = ("megatron", "nanotron", "torchtitan", "deepspeed", "fsdp", "accelerate", "fivefold")
 WORKING = "activations: the block in backward, or what was freed by then"
 CHECKPOINTS = "activations: inputs of checkpointed blocks"
@@ -309,16 +308,12 @@ def _plain(value: object) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else f"{value}"
 
 
-def main(write: bool) -> None:
+def main() -> None:
     """Print the tables, or put them into the page."""
-    text = "\n".join(tables())
-    if not write:
-        print(text)
-        return
-    from pages import put  # beside this script, which a test loads from elsewhere
+    from pages import print_or_put  # beside this script, which a test loads from elsewhere
 
-    put(DOCUMENT, BEGIN, END, text)
+    print_or_put(DOCUMENT, "\n".join(tables()), sys.argv[1:])
 
 
 if __name__ == "__main__":
-    main("--write" in sys.argv[1:])
+    main()

@@ -221,7 +221,7 @@ def test_runs_of_dense_models_do_not_narrow_a_mixtures_interval():
     wide, narrow = (ff.estimate(mixture, cluster, work, layout, calibration=each).step.seconds for each in (dense, own))
     assert wide.value == narrow.value
     assert narrow.high / narrow.value == pytest.approx(1.05)
-    assert wide.high / wide.value == pytest.approx(1 + hypot(0.05, interval._EXPERTS))
+    assert wide.high / wide.value == pytest.approx(1 + hypot(0.05, interval.EXPERTS_SPREAD))
     assert not calibrate([SIMUMAX[0]]).calibration.fits[0].experts
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NORMAL_80 = 1.2816  # half-width of the central 80% of a normal distribution, in standard deviations
 # Mixtures of experts beside dense models: how evenly tokens fall on experts, which dispatcher moves them and which
 # release ran are rarely stated (fit, with the widths of doubt.py: 36 published runs, docs/accuracy.md).
-_EXPERTS = 0.17
+EXPERTS_SPREAD = 0.17
 
 
 def relative_spread(problem: Problem, doubt: float) -> float:
@@ -26,7 +26,7 @@ def relative_spread(problem: Problem, doubt: float) -> float:
 
     doubt: what the owners of the step add, relative (fivefold.estimate.doubt).
     """
-    experts = _EXPERTS if problem.model.is_moe else 0.0
+    experts = EXPERTS_SPREAD if problem.model.is_moe else 0.0
     if problem.fit is None:
         return hypot(problem.runtime.time_spread, doubt, experts, _level_spread(problem))
     known, beyond = (experts, 0.0) if problem.fit.experts else (0.0, experts)

@@ -68,7 +68,7 @@ def kinds(row: type) -> dict[str, type]:
     return out
 
 
-def value(cell: str, name: str, kind: type, place: str) -> Any:
+def read_cell(cell: str, name: str, kind: type, place: str) -> Any:
     """What a cell of the column `name` says, None for a number that is said not to be stated. Raises FivefoldError,
     naming the place, for what it may not hold."""
     if kind is str:

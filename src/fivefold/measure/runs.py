@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from fivefold.errors import FivefoldError
-from fivefold.measure.cells import kinds, mistake, value
+from fivefold.measure.cells import kinds, mistake, read_cell
 from fivefold.measure.frameworks import line_of
 
 MAX_FILE_BYTES = 64 << 20
@@ -293,7 +293,7 @@ def _row(cells: list[str], columns: list[tuple[int, str]], width: int, where: st
         most = MAX_WORDS if name in _IN_WORDS else MAX_CELL
         if len(cell) > most:
             raise mistake(place, f"a cell of {len(cell):,} characters", f"keep it to {most:,}")
-        said = value(cell, name, _KINDS[name], place) if cell else None
+        said = read_cell(cell, name, _KINDS[name], place) if cell else None
         if said is not None:
             fields[name] = said
             if name == "peak_mem_gb" and _BINARY.search(cell):

@@ -105,12 +105,10 @@ def _windows(reader: Reader) -> list[int | None]:
     layers = reader.layers()
     window = qwen_window(reader)
     first_windowed = reader.size("max_window_layers", 28, low=0, high=MAX_LAYERS)
-    types = reader.config.get("layer_types")
-    if types is None:
-        return [window if i >= first_windowed else None for i in range(layers)]
-    if not isinstance(types, list) or len(types) != layers or not all(kind in LAYER_TYPES for kind in types):
-        raise reader.error("layer_types", f"must name one of {', '.join(LAYER_TYPES)} for each of {layers} blocks")
-    return [window if kind == "sliding_attention" else None for kind in types]
+    kinds = reader.layer_types(
+        "layer_types", layers, LAYER_TYPES, lambda i: LAYER_TYPES[1] if i >= first_windowed else LAYER_TYPES[0]
+    )
+    return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
 def qwen_window(reader: Reader) -> int | None:

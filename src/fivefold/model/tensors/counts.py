@@ -79,12 +79,12 @@ def shard_counts(block: Block, hidden: int) -> dict[str, int]:
     return dict(_shard_counts(block, hidden))
 
 
-_CLASSES = {"expert_column": "expert", "expert_row": "expert"}
+_COUNTED_AS = {"expert_column": "expert", "expert_row": "expert"}
 
 
 @lru_cache(maxsize=1024)
 def _shard_counts(block: Block, hidden: int) -> dict[str, int]:
     counts = {"replicated": 0, "column": 0, "row": 0, "kv": 0, "expert": 0, "expert_whole": 0}
     for tensor in block_tensors(block, hidden):
-        counts[_CLASSES.get(tensor.split, tensor.split)] += tensor.numel
+        counts[_COUNTED_AS.get(tensor.split, tensor.split)] += tensor.numel
     return counts

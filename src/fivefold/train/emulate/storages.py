@@ -111,9 +111,9 @@ class Storages:
                 self._move(record, category)
         return record
 
-    def mark(self, tensor: Tensor | None, category: str) -> None:
-        """This tensor is of that category, whoever made it. None: a gradient that its product has added already."""
-        record = None if tensor is None else self.record(tensor)
+    def mark(self, tensor: Tensor, category: str) -> None:
+        """This tensor is of that category, whoever made it."""
+        record = self.record(tensor)
         if record is not None and not record.kept:
             self._move(record, category)
 
