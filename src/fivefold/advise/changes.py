@@ -40,10 +40,10 @@ def single_changes(problem: Problem, base: Layout) -> list[Candidate]:
 
 
 def best_of_each(problem: Problem, runtime: str, candidates: list[Candidate]) -> list[tuple[Candidate, Priced]]:
-    """Of every kind the change that starts, fits and is fastest, fastest first.
+    """For every kind, the best change that starts and fits; the fastest of these first.
 
-    Candidates of a kind come in order of their values: the first within _TIE of the fastest is taken, so that two
-    chunks are not passed over for twenty that gain a thousandth.
+    Within a kind candidates come in the order of their values, and the first one within _TIE of the fastest is taken:
+    two chunks should not lose to twenty that gain a thousandth.
     """
     outcomes = price_all(problem, runtime, [candidate.layout for candidate in candidates])
     by_kind: dict[str, list[tuple[Candidate, Priced]]] = {}

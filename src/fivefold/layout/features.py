@@ -1,7 +1,6 @@
 """What a model has beyond Llama's blocks, by name: a runtime supports a set of these and refuses a model by the rest.
 
-A feature's phrase completes "the model has ...". What no table of sizes shows is one feature, "peculiar", whatever it
-is.
+A feature's phrase completes "the model has ...". Everything that no size shows is one feature, "peculiar".
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ _DENSE_FIRST = re.compile(
     r"|(?<![\d.,])(\d{1,3}) dense(?: layers?| blocks?)?\b(?! ?(?:gpus|[tpe]-?flop|[tpe]f))",
     re.IGNORECASE,
 )
-# What published and computed numbers of parameters of one model differ by at most, as a logarithm: sources round, and
-# leave embeddings out.
+# The most by which the published and the computed number of parameters of one model differ, as a logarithm: sources
+# round, and leave embeddings out.
 _COUNTED_ALIKE = 0.15
 
 
@@ -232,8 +232,11 @@ def _unknown(problem: str, run: Run) -> FivefoldError:
 
 
 def _is_gated(run: Run) -> bool | None:
-    """Whether the feed-forward is gated: as stated, as models of the name are, as its width says, or None where none
-    of them does. One of another width than four times the hidden size is gated; so are experts of no known family."""
+    """Whether the feed-forward is gated, None where nothing tells.
+
+    As stated; else as models of that name are; else a feed-forward whose width is not four times the hidden size is
+    gated, and so are experts of no known family.
+    """
     if run.gated_mlp is not None:
         return bool(run.gated_mlp)
     if _GATED.search(f"{run.model} {run.arch}"):

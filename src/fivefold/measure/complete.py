@@ -55,8 +55,8 @@ _CARDS = (
 def completed(run: Run, assumed: set[str]) -> Run:
     """The row with degrees, GPUs, sequence and batch filled in where they follow from the rest or from usage.
 
-    A row with a data-parallel degree that its GPUs contradict keeps the GPUs: sources count ranks of experts or of
-    context in it, or shard groups alone.
+    If the data-parallel degree contradicts the GPUs, the GPUs are believed: some sources count expert- or
+    context-parallel ranks in that degree, others only the shard groups.
     """
     changes = _degrees(run, assumed)
     run = msgspec.structs.replace(run, **changes)
@@ -93,8 +93,11 @@ def _degrees(run: Run, assumed: set[str]) -> dict[str, int | None]:
 
 
 def _parts(run: Run, ratio: float) -> tuple[int, int | None]:
-    """(devices per card, cards of its usual node) where so many ranks per published card are what it counts as, or
-    where a node has so many that they are cards of two dies."""
+    """(devices per published card, cards of its usual node).
+
+    A card counts as several devices if the row has that many ranks per card, or if its node has the number of cards
+    that a node of two-die cards has. ratio: ranks per published GPU.
+    """
     card = next((card for card in _CARDS if card.name.search(run.gpu or "")), None)
     if card is None:
         return 1, None
@@ -104,8 +107,11 @@ def _parts(run: Run, ratio: float) -> tuple[int, int | None]:
 
 
 def _with_missing_axis(run: Run, assumed: set[str]) -> Run:
-    """The row with the pipeline, or else the context-parallel ranks, that the other degrees leave. Where parameters are
-    fully sharded without a pipeline, replicas of the shard groups that sources call dp are left."""
+    """The row with the ranks that its stated degrees leave over as pipeline stages, or else as context-parallel ranks.
+
+    Not where parameters are fully sharded without a pipeline: what is left over there are replicas of the shard
+    groups, which sources call dp.
+    """
     if run.gpus is None or run.tp is None or run.dp is None or _shards_without_pipeline(run):
         return run
     left, odd = divmod(run.gpus, run.tp * run.dp * (run.cp or 1) * (run.pp or 1))
@@ -128,8 +134,8 @@ def _usual_seq(run: Run) -> int:
 
 
 def _with_batch(run: Run, assumed: set[str]) -> Run:
-    """The row with a batch in sequences that its replicas can share evenly: what they do not is rounded up, since each
-    replica does as many micro-batches as the fullest one."""
+    """The row with a batch in sequences that its replicas share evenly. Any other batch is rounded up, since every
+    replica waits for the fullest one."""
     seq, pp = run.seq or 1, run.pp or 1
     replicas = max((run.gpus or 1) // ((run.tp or 1) * (run.cp or 1) * pp), 1)
     gbs, accumulated = run.gbs, _accumulated(run)

@@ -8,7 +8,7 @@ names it; a row without a model, a cluster or a batch is refused with the reason
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -40,12 +40,14 @@ from fivefold.measure.words import (
 from fivefold.model.spec import ModelSpec
 from fivefold.runtime import load_runtime
 
+Choice = Literal["ep", "shard_groups", "zero", "micro_batch", "local_batch", "recompute"]
+
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """One run as input of `estimate`.
 
-    assumed: fields that the source does not state. open: of them, those that `choose` still has to settle
-        ("ep", "shard_groups", "zero", "micro_batch", or "local_batch" of frameworks that do not cut it, "recompute").
+    assumed: fields that the source does not state. open: what `choose` still has to settle, in its order;
+        "local_batch" is the micro-batch of frameworks whose pipelines cut the local batch by themselves.
     changes: numbers of the profile that the source's recipe sets otherwise.
     recomputes_in_part: as of its Framework. policies: what those of its Framework keep (Profile.checkpoint_keeps).
     shard_groups: of hybrid sharding, the numbers of groups that it may have, most first.
@@ -59,7 +61,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     layout: Layout
     runtime: str
     assumed: tuple[str, ...]
-    open: tuple[str, ...] = ()
+    open: tuple[Choice, ...] = ()
     changes: dict[str, Any] = {}
     recomputes_in_part: bool = True
     policies: tuple[tuple[str, ...], ...] = ()
@@ -126,7 +128,7 @@ def convert(run: Run, runtime: str | None = None) -> Case:
     )
 
 
-def _unsettled(run: Run, line: Framework, model: ModelSpec, layout: Layout, assumed: set[str]) -> Iterator[str]:
+def _unsettled(run: Run, line: Framework, model: ModelSpec, layout: Layout, assumed: set[str]) -> Iterator[Choice]:
     """The choices that are left to `choose`, in its order."""
     if "ep" in assumed and run.ep is None and model.is_moe:
         yield "ep"

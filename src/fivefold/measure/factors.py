@@ -40,9 +40,9 @@ _USUAL = 0.1  # half-width of the interval of a usual run, at which residuals ha
 class Fitted:
     """N runs, K factors in the order of CONSTANTS.
 
-    solution: as solved, its logs times the share that is worth keeping. plain, fitted: logs of the predicted seconds
-    without and with the factors, [N]. left_out: what is left of each run when it does not count, to first order, [N];
-    NaN for a lone run. slopes: [N, K] at factors of 1. wide: [N] log half-widths of the runs' intervals.
+    solution: as solved, with its logs times the share that is worth keeping. plain, fitted: [N] logs of the predicted
+    seconds without and with the factors. left_out: [N] log error of each run with factors fitted to the others, to
+    first order; NaN for a lone run. slopes: [N, K] at factors of 1. wide: [N] log half-widths of the runs' intervals.
     """
 
     solution: Solution
@@ -100,8 +100,10 @@ def log_seconds(cases: Sequence[Case], logs: np.ndarray) -> np.ndarray:
 
 
 def predicted(cases: Sequence[Case], logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[N] logs of the predicted seconds, and of the half-widths of their intervals as they are without runs, but for
-    what the GPU's level may be off, which runs tell."""
+    """[N] logs of the predicted seconds, and log half-widths of their intervals before any run is taken into account.
+
+    These leave out how far the GPU's overall level may be off, because the runs themselves tell that.
+    """
     found = predict_all([with_factors(case, as_factors(logs)) for case in cases])
     lost = next((each for each in found if isinstance(each, Unconvertible)), None)
     if lost is not None:

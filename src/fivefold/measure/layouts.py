@@ -38,8 +38,8 @@ _NONE_OVERLAPS = re.compile(
     r"(?:^|[;,] ?)(?:(?:no|without) (?:comm\w* )?overlap\b|overlap(?:_comm)?\W{1,3}(?:off|false|none|disabled)\b)",
     re.IGNORECASE,
 )
-# The share of a step from which a bubble is taken to have been interleaved away, which is a choice, and the most chunks
-# then, which are those of NeMo's recipes (frameworks/megatron.py).
+# A bubble that would take this share of a step or more is taken to have been interleaved away (our choice), with at
+# most as many chunks as NeMo's recipes have (frameworks/megatron.py).
 _LARGE_BUBBLE, _MOST_CHUNKS = 0.25, 12
 
 
@@ -82,21 +82,22 @@ def layout_of(
 
 
 def _that_hold(experts: dict[str, int], groups: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-    """Of numbers of groups that may share all parameters, those whose ranks hold every expert; one where none does."""
+    """Those numbers of groups for which the ranks of one group hold every expert; (1,) where there is none."""
     held = experts["ep"] * experts["etp"]
     return tuple(number for number in groups if ranks // number % held == 0 and ranks >= number * held) or (1,)
 
 
 def _stage(zero: int, pp: int, runtime: str) -> int:
-    """The profile's stage that a published one is: of one that shards nothing fully at most 1, of others at least 2."""
+    """The published ZeRO stage as the profile has it: at most 1 for a profile that never shards parameters, at least 2
+    for the others."""
     if load_runtime(runtime).sharding != "fully_sharded":
         return min(zero, 1)
     return 2 if pp > 1 and runtime in KEEPS_GATHERED_IN_PIPELINES else max(zero, 2)
 
 
 def _chunks(run: Run, pp: int, model: ModelSpec, line: Framework, assumed: set[str]) -> int:
-    """Chunks per rank: as published where a pipeline can have them, else as many equal ones as the framework's usual
-    recipes have."""
+    """Chunks per pipeline rank: as published if the pipeline can have them, else as many equal chunks as the usual
+    recipes of its framework have."""
     if pp == 1:
         return 1
     if run.vpp is None:
@@ -105,7 +106,8 @@ def _chunks(run: Run, pp: int, model: ModelSpec, line: Framework, assumed: set[s
     usual = 2 if re.search(r"\binterleaved", run.notes or "", re.IGNORECASE) else 1
     sequences = (run.mbs or 1) * max((run.gpus or 1) // ((run.tp or 1) * (run.cp or 1) * pp), 1)
     micro_batches = (run.gbs or 1) // sequences
-    # Whom a bubble costs a quarter of a step interleaves where his framework can, unless he says 1F1B.
+    # Anyone whom the bubble would cost a quarter of the step interleaves, if the framework can and the row does not say
+    # 1F1B.
     can = "interleaved" in load_runtime(runtime_of(run, line)[0]).schedules and not line.pipeline_fills
     plain = re.search(r"\b1f1b\b", run.notes or "", re.IGNORECASE)
     large = (pp - 1) / max(micro_batches, 1) > _LARGE_BUBBLE
@@ -167,8 +169,8 @@ def _stages(run: Run, model: ModelSpec, vpp: int, line: Framework, runtime: str,
 
 
 def _expert_degrees(run: Run, tp: int, pp: int, moe: bool, line: Framework, assumed: set[str]) -> dict[str, int]:
-    """Experts' degrees; where the ranks of a stage hold no such groups, of single experts' ranks, of the most that they
-    hold: sources count the ranks of a pipeline or of replicas in them."""
+    """ep and etp as published. Where the ranks of a stage do not divide into such groups, etp 1 and the largest ep that
+    does divide them: some sources count the ranks of the pipeline or of replicas in ep."""
     if not moe:
         return {"ep": 1, "etp": 1}
     ep, etp, ranks = run.ep or 1, _etp(run, tp, line, assumed), (run.gpus or 1) // pp

@@ -37,10 +37,10 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(case: Case) -> Case:
-    """The case with its open choices made: the ranks of experts that are predicted to be fastest (fully sharded, the
-    fewest), the most groups that share parameters, replicas of the optimizer's states or else their shards, the
-    micro-batch that is predicted to be fastest, then the least recomputation, that fit the memory. Nothing measured is
-    looked at."""
+    """The case with its open choices made, one after the other, each as it fits the memory: the expert-parallel ranks
+    that are predicted to be fastest (fully sharded, the fewest), the most groups that share parameters, the optimizer's
+    states replicated if possible and else sharded, the micro-batch that is predicted to be fastest, the least
+    recomputation. Nothing measured is looked at."""
     _check_batch(case)
     makes = {
         "ep": _expert_ranks,
@@ -132,8 +132,8 @@ def _fewest_blocks(case: Case) -> Layout:
 
 
 def _chunks(case: Case) -> list[int]:
-    """Chunks that a rank's interleaved stages may have: as many as stated or named; else, as each recomputes the same
-    number of blocks, fewer of them too."""
+    """How many chunks a rank may have: as many as the row states or its schedule has; else also fewer, because blocks
+    are recomputed by the same number in every chunk, and fewer chunks make finer steps."""
     vpp = case.layout.vpp
     if case.run.vpp is not None or case.layout.schedule is not None or vpp == 1:
         return [vpp]
@@ -152,9 +152,9 @@ def _fewest_of_chunks(case: Case, vpp: int) -> Layout | None:
 
 
 def _best_micro_batch(case: Case) -> Case:
-    """The case with the micro-batch that is predicted to be fastest of those that divide the batch and fit, each with
-    the least recomputation that fits where that is to be settled too: who ran it tuned it. One sequence where none
-    fits."""
+    """The case with the micro-batch that is predicted to be fastest among those that divide the batch and fit: whoever
+    ran it will have tuned it. Where recomputation is open too, each size is tried with the least that fits. One
+    sequence where no size fits."""
     layout = case.layout
     share = case.work.global_batch // (case.cluster.gpus // (layout.tp * layout.cp * layout.pp))
     sizes = [size for size in range(1, _LARGEST_MICRO_BATCH + 1) if share % size == 0]
@@ -192,8 +192,8 @@ def _sharded_to_fit(case: Case) -> Case:
 
 
 def _local_batch(case: Case) -> Case:
-    """The case with all that its framework would make of the local batch at once, where that fits recomputing most;
-    where it does not, with a micro-batch as others have it."""
+    """The case with the local batch as one micro-batch per stage, as its framework would cut it, if that fits with all
+    blocks recomputed; else with the micro-batch chosen as for other frameworks."""
     if _fits(case, [_recomputing_most(case).layout])[0]:
         return case
     return _best_micro_batch(_with_layout(case, msgspec.structs.replace(case.layout, micro_batch=1)))

@@ -44,9 +44,11 @@ _LLAMA = (
     (1.24, 16, 2048), (3.2, 28, 3072), (6.7, 32, 4096), (13.0, 40, 5120), (32.5, 60, 6656), (65.2, 80, 8192),
     (405.9, 126, 16384),
 )  # fmt: skip
-# Of the sizes that are not stated, those that models have: by them the published number of parameters is met best.
+# Numbers of KV heads that models have, tried where a row states none: the one that best meets the published number of
+# parameters is taken.
 _KV_HEADS = (8, 4, 2, 1)
-# "7B" is the name of models of 6.5 to 7.5: the first choice that is so near is taken; 6.74 decides between them.
+# "7B" names models of 6.5 to 7.5 billion, so the first choice within this distance is taken; "6.74B" is exact enough
+# to take the nearest.
 _ROUNDED = 0.08
 _MOST_BLOCKS = 1000  # beyond any model: a width or a number of parameters is mistyped
 

@@ -56,8 +56,8 @@ def whole_backward(order: RankActions) -> RankActions:
 def peaks(ranks: list[RankActions], v: int) -> Ints:
     """[K, p, v] micro-batches of each chunk held by each rank, by counting: what `Schedule.held` gives at K steps.
 
-    Row 0 is the first moment at which a rank holds the most; the others are all those moments at which it holds no
-    less of every chunk than at any other, so that with chunks of unequal bytes one of them is the peak.
+    Row 0 is the first moment at which a rank holds the most. The others are the moments that no other moment dominates,
+    that is, holds as many or more of every chunk: whatever bytes the chunks have, one of these rows is the peak.
     """
     per_rank = [_peaks_of(actions, v) for actions in ranks]
     length = max(map(len, per_rank))
@@ -81,7 +81,7 @@ def backward_moments(ranks: list[RankActions], v: int) -> tuple[Ints, Ints, Ints
     wait for their backward, and that have the gradient of their input and owe those of the weights; and whether the
     step that starts is an INPUT_GRAD, [K, p].
 
-    Row by row the moments at which a rank has no fewer of either kind, of every chunk, than at any other such moment.
+    The rows are the moments that no other one dominates, by having as many or more of both kinds of every chunk.
     """
     per_rank = [_backward_moments_of(actions, v) for actions in ranks]
     length = max(map(len, per_rank))

@@ -64,7 +64,10 @@ def search(
     searched = len(candidates) + space.set_aside
     if not len(columns):
         empty, none = np.zeros(0), np.zeros(0, dtype=np.int64)
-        return Found(problem, candidates, searched, columns, none, empty, empty, none, none, empty, 0)
+        return Found(
+            problem=problem, candidates=candidates, searched=searched, columns=columns, rows=none, seconds=empty,
+            reserved=empty, bounded_rows=none, unfit_rows=none, unfit_reserved=empty, fitting=0,
+        )  # fmt: skip
     kernel = Kernel(problem, columns)
     everyone = np.arange(len(columns))
     reserved = in_chunks(kernel, reserved_bytes)
@@ -72,8 +75,9 @@ def search(
     fitting, unfit = everyone[fits], everyone[~fits]
     rows, seconds, weights, bounded = _price(kernel, fitting, reserved[fitting], wanted)
     return Found(
-        problem, candidates, searched, columns, rows, seconds, weights, bounded, unfit, reserved[unfit], len(fitting)
-    )
+        problem=problem, candidates=candidates, searched=searched, columns=columns, rows=rows, seconds=seconds,
+        reserved=weights, bounded_rows=bounded, unfit_rows=unfit, unfit_reserved=reserved[unfit], fitting=len(fitting),
+    )  # fmt: skip
 
 
 def _price(

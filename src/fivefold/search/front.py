@@ -29,8 +29,8 @@ class Front:
 
 
 def outermost(seconds: np.ndarray, reserved: np.ndarray, wanted: int) -> np.ndarray:
-    """Positions of the points that no other one beats, then of those that only these beat, and so on until `wanted`
-    are found or all."""
+    """Positions of the points that no other point beats, then of those that are beaten by these alone, and so on, until
+    `wanted` are found or all are."""
     left = np.lexsort((reserved, seconds))
     layers: list[np.ndarray] = []
     while len(left) and sum(map(len, layers)) < wanted:

@@ -14,13 +14,13 @@ from fivefold.estimate.arrays import distinct
 from fivefold.layout.columns import Columns
 
 DEGREES = ("tp", "cp", "pp", "ep", "etp")
-_SAME = 1 + 1e-12  # a step of nothing but its bound may be a little faster than it, summed in another order
+_SAME = 1 + 1e-12  # a step may come out below its own bound by the rounding of sums in another order
 
 
 class Leaders:
-    """The groups of some layouts, and the least time and memory that are known in each.
+    """Layouts in groups of equal degrees, and the least time and memory known so far in each group.
 
-    group: [n] of each of the `rows` of the columns. wanted: how many groups are listed.
+    group: [n] the number of the group of each of the `rows` of the columns. wanted: how many groups a plan lists.
     """
 
     def __init__(self, columns: Columns, rows: np.ndarray, wanted: int) -> None:
@@ -35,7 +35,7 @@ class Leaders:
         return np.array([self._number[name] for name in names], dtype=np.int64)[group]
 
     def add(self, group: np.ndarray, seconds: np.ndarray | float, reserved: np.ndarray) -> None:
-        """Layouts of these groups take so long and need so much."""
+        """Take in layouts of these groups: [n] seconds of a step and reserved bytes."""
         np.minimum.at(self._seconds, group, seconds)
         np.minimum.at(self._reserved, group, reserved)
 

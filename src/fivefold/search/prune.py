@@ -26,7 +26,7 @@ Expand = Callable[[np.ndarray], Columns]
 _FULL, _SELECTIVE, _NONE = (RECOMPUTE_KINDS.index(kind) for kind in ("full", "selective", "none"))
 _CHUNK = 16_384
 _ROUNDS = 4
-_TRIED = 128  # bases priced in a round: so many of all, and so many over the classes
+_TRIED = 128  # bases priced in a round: so many among all, and as many again shared by the classes
 _CLASSES = 64
 
 
@@ -66,16 +66,22 @@ def promising(problem: Problem, bases: Columns, parts: Sequence[int], expand: Ex
 
 
 def _least_bytes(problem: Problem, bases: Columns, parts: Sequence[int]) -> np.ndarray:
-    """What no choice of recomputation needs less than, [n]: that of all blocks, and in fivefold's trainer also those of
-    parts, which bring less back at once than a block."""
+    """[n] bytes below which no choice of recomputation gets a base.
+
+    Recomputing all blocks needs least. In fivefold's trainer recomputing parts of blocks may need less still, because
+    it brings back less at a time than a whole block.
+    """
     choices = [(_FULL, 0), *((_SELECTIVE, mask) for mask in parts if problem.runtime.sharding == "buckets")]
     each = (in_chunks(Kernel(problem, _recomputing(bases, *choice)), _never_below) for choice in choices)
     return reduce(np.minimum, each)
 
 
 def _never_below(kernel: Kernel, rows: np.ndarray) -> np.ndarray:
-    """Reserved bytes of what allocates as much or more, [n]. Where states do not fragment, the largest rank of that may
-    be one with more states, of which less fragments."""
+    """[n] reserved bytes that no choice allocating at least as much goes below.
+
+    Where states do not fragment, fragmentation is left out: the rank that then reserves most may be another one, with
+    more states and so less that fragments.
+    """
     peak = kernel.peak(rows)
     if kernel.problem.runtime.states_fragment:
         return peak.reserved
@@ -95,7 +101,8 @@ def _nearest(problem: Problem, lightest: np.ndarray, expand: Expand) -> np.ndarr
 
 
 def _along_the_front(bound: np.ndarray, lightest: np.ndarray) -> np.ndarray:
-    """Positions of the fastest by their bounds: of all, and of each of some classes of equal weight."""
+    """Positions of the bases with the lowest bounds: among all of them, and within each of some classes of about equal
+    memory."""
     by_weight = np.argsort(lightest, kind="stable")
     classes = np.array_split(by_weight, min(_CLASSES, max(len(by_weight), 1)))
     picks = [part[np.argsort(bound[part], kind="stable")[: _TRIED // _CLASSES]] for part in classes]
@@ -103,7 +110,7 @@ def _along_the_front(bound: np.ndarray, lightest: np.ndarray) -> np.ndarray:
 
 
 def _first_of_groups(bound: np.ndarray, group: np.ndarray, wanted: int) -> np.ndarray:
-    """Positions of the fastest by their bounds of each group, of the fastest groups only: twice the wanted ones."""
+    """Positions of the base with the lowest bound in each group, for twice as many groups as are wanted."""
     order = np.argsort(bound, kind="stable")
     _, first = np.unique(group[order], return_index=True)
     return order[np.sort(first)[: 2 * wanted]]

@@ -54,8 +54,11 @@ def _ends_apart(layers: int, pp: int, vpp: int) -> set[StageCounts]:
 
 
 def _longer_ends(layers: int, pp: int, vpp: int) -> set[StageCounts]:
-    """One end with a block a chunk more than the middle stages, or both, where so few blocks are left over that
-    longer middle stages would leave none to the ends: 126 blocks on 25 stages are 6 and 24 times 5."""
+    """One or both ends with one block per chunk more than the middle stages.
+
+    For so few blocks left over that longer middle stages would leave none to the ends: 126 blocks on 25 stages are one
+    stage of 6 and 24 of 5.
+    """
     width = layers // (pp * vpp) * vpp
     if vpp > 1 and width < 2 * vpp:  # twice the blocks in the chunks of an end gives back what interleaving gains
         return set()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-Ints = np.ndarray
+Ints = np.ndarray  # of whole numbers or booleans; an index may be positions or a mask
 Table = dict[str, Ints]
 
 
 def crossed(table: Table, where: Ints | None = None, **new: Ints) -> Table:
-    """Every row of the table with every row of `new` (whose columns go together), or those of them that `where`, a
-    mask [rows of the table, rows of `new`], says."""
+    """Every row of the table beside every row of `new`, whose columns belong together.
+
+    where: mask [rows of the table, rows of `new`] of the pairs to keep, None for all.
+    """
     if where is not None:
         ours, theirs = np.nonzero(where)
         return {**kept(table, ours), **kept(new, theirs)}

@@ -17,7 +17,8 @@ _COMPUTE = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRAD, Acti
 
 
 class Clock(Protocol):
-    """now() gives a moment; seconds(), after settle(), what lies between two."""
+    """now() marks a moment, whatever type that has; seconds() is the time between two, and may only be asked for after
+    settle()."""
 
     def now(self) -> Any: ...
 

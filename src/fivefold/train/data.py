@@ -18,8 +18,11 @@ from fivefold.train.loss import IGNORED
 
 
 class Batch(NamedTuple):
-    """One micro-batch of one rank. tokens, labels: [batch, seq], int64. positions: [seq], where in the sequence the
-    tokens stand, which context parallelism changes."""
+    """One micro-batch of one rank.
+
+    tokens, labels: [batch, seq], int64. positions: [seq], the place of each token in its sequence; under context
+    parallelism a rank has only some of them.
+    """
 
     tokens: Tensor
     labels: Tensor

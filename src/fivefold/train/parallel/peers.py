@@ -52,7 +52,7 @@ class Peers:
         self._receiving: dict[Key, tuple[dist.Work | None, Tensor]] = {}  # no work left: it has arrived
 
     def offer(self, key: Key, tensor: Tensor) -> None:
-        """Something that a later exchange sends."""
+        """Keep a tensor until a later exchange sends it."""
         if tensor.shape != self._boundary.shape or tensor.dtype != self._boundary.dtype:
             raise FivefoldError(
                 f"A stage made a tensor of {tuple(tensor.shape)} {tensor.dtype} for the next one, and the pipeline "
@@ -62,7 +62,7 @@ class Peers:
         self._made[key] = tensor.contiguous()
 
     def keep(self, key: Key, tensor: Tensor) -> None:
-        """Something for another stage of this rank."""
+        """Keep a tensor for another stage of this rank."""
         self._kept[key] = tensor
 
     def take(self, key: Key) -> Tensor:

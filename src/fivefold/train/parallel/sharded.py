@@ -174,7 +174,7 @@ class FullySharded:
         _once(inputs[0], lambda: _release(self._needs[place]))
 
     def _before_backward(self, place: int) -> None:
-        """The gradient of the module's output is there, so that of the module after it is done."""
+        """The gradient of this module's output is there, so the backward of the module after it has ended."""
         for needed in self._needs[place + 1 : place + 2]:
             _release(needed)
         if self._is_table[place]:
@@ -189,7 +189,7 @@ class FullySharded:
 
 
 def _once(tensor: Tensor, do: Callable[[], None]) -> None:
-    """Call `do` when the tensor's gradient is there, the first time: a split backward passes again for the weights."""
+    """Call `do` once, when the tensor's gradient is first there: a split backward comes by again for the weights."""
 
     def hook(_gradient: Tensor) -> None:
         handle.remove()

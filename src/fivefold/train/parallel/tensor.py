@@ -202,7 +202,7 @@ _QKV = ("q_proj", "k_proj", "v_proj")
 
 
 class _Together:
-    """What replaces a module's own step from its input to the outputs of its column layers."""
+    """Stands in for Attention.project and FeedForward.expand: column layers of one input, in one operation."""
 
     def __init__(self, layers: Sequence[ColumnLinear]) -> None:
         self.layers = layers
