@@ -12,6 +12,7 @@ from fivefold.interop.megatron.given import Given, parse_arguments
 from fivefold.interop.megatron.keys import bridge_key, read_key
 from fivefold.interop.megatron.layout_options import changed_options, layout_options, read_layout
 from fivefold.interop.megatron.model import layer_pattern
+from fivefold.interop.megatron.option_names import LESS_MEMORY
 from fivefold.interop.megatron.options import BY_KEY, DEFINING, OPTION_OF, OPTIONS, PRICED, near_options
 from fivefold.interop.megatron.stage_text import counts_of, spread
 from fivefold.interop.megatron.words import FLAGS, in_their_words
@@ -28,6 +29,11 @@ def given_of(*words: str) -> Given:
     given = Given(State("x.sh"))
     parse_arguments(given, [Field(word, HERE) for word in words])
     return given
+
+
+def test_options_that_need_less_memory_are_those_that_say_so() -> None:
+    unmodelled = {option.name: option.why for option in OPTIONS.values() if option.effect == "unmodelled"}
+    assert {name for name, why in unmodelled.items() if "overestimated" in why} == LESS_MEMORY
 
 
 def test_every_field_has_one_option_and_back() -> None:

@@ -14,6 +14,7 @@ from fivefold.estimate.estimate import as_violation
 from fivefold.estimate.result import Assumption, Parts, RuleViolation
 from fivefold.interop.megatron.given import unknown_sentence
 from fivefold.interop.megatron.layout_options import changed_options, layout_options
+from fivefold.interop.megatron.option_names import LESS_MEMORY
 from fivefold.interop.megatron.options import OPTIONS
 from fivefold.interop.megatron.read import Reading
 from fivefold.interop.megatron.words import in_their_words, option_of, spelled
@@ -88,9 +89,9 @@ def _roomy(reading: Reading) -> list[str]:
     return [
         option
         for option, setting in given.settings.items()
-        if "memory is over" in OPTIONS[option].why or "memory and gathers are over" in OPTIONS[option].why
-        if OPTIONS[option].kind != "flag" or given.flag(option)
-        if setting.text not in ("0", "0.0")
+        if option in LESS_MEMORY
+        and (OPTIONS[option].kind != "flag" or given.flag(option))
+        and setting.text not in ("0", "0.0")
     ]
 
 
@@ -140,17 +141,22 @@ def _change(reading: Reading, problem: Problem, runtime: str, now: Estimate, lay
         old={spelled(name, reading.style): value for name, value in old.items()},
         new={spelled(name, reading.style): value for name, value in new.items()},
     )
-    priced = now.step is not None and now.memory is not None and then.step is not None and then.memory is not None
+    gain_s, delta_bytes = _moved(now, then)
     return Change(
         kind=kind,
         description=f"{kind}: {layout_words(layout)}",
         options=options,
-        gain_s=now.step.seconds.value - then.step.seconds.value if priced and now.step and then.step else None,
-        delta_bytes=then.memory.reserved_bytes - now.memory.reserved_bytes
-        if priced and now.memory and then.memory
-        else None,
+        gain_s=gain_s,
+        delta_bytes=delta_bytes,
         estimate=then,
     )
+
+
+def _moved(now: Estimate, then: Estimate) -> tuple[float | None, int | None]:
+    """(seconds per step that are saved, device bytes that are added); None where one of the two breaks a rule."""
+    if now.step is None or now.memory is None or then.step is None or then.memory is None:
+        return None, None
+    return now.step.seconds.value - then.step.seconds.value, then.memory.reserved_bytes - now.memory.reserved_bytes
 
 
 # ---------------------------------------------------------------- what was understood

@@ -73,49 +73,67 @@ def search(
     reserved = in_chunks(kernel, reserved_bytes)
     fits = kernel.fits(everyone, reserved)
     fitting, unfit = everyone[fits], everyone[~fits]
-    rows, seconds, weights, bounded = _price(kernel, fitting, reserved[fitting], wanted)
+    rows, seconds, weights, bounded = _Pricing(kernel, fitting, reserved[fitting]).run(wanted)
     return Found(
         problem=problem, candidates=candidates, searched=searched, columns=columns, rows=rows, seconds=seconds,
         reserved=weights, bounded_rows=bounded, unfit_rows=unfit, unfit_reserved=reserved[unfit], fitting=len(fitting),
     )  # fmt: skip
 
 
-def _price(
-    kernel: Kernel, fitting: np.ndarray, reserved: np.ndarray, wanted: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(rows fastest first, their seconds and reserved bytes, rows that their bound excluded).
+class _Pricing:
+    """The fitting layouts of one search, of which no more are priced than can matter.
 
-    Layouts are priced in the order of their lower bounds, until the next bound lies beyond the best time and all that
-    could tie with it; then those that could still lie on the front of memory and time, or are among the fastest or the
-    lightest `wanted` sets of degrees.
+    fitting: [n] positions in the kernel's columns; reserved, bound, seconds: [n] device bytes, least seconds of a step,
+    and seconds, NaN until priced.
     """
-    bound = kernel.lower_bound(fitting)
-    order = np.argsort(bound, kind="stable")
-    tie = 1 + kernel.problem.runtime.tie_spread
-    seconds = np.full(len(fitting), np.nan)
-    done, best = 0, np.inf
-    while done < len(order):
-        take = order[done : done + (_PRICED_AT_LEAST if done == 0 else _CHUNK)]
-        if done and bound[take[0]] > best * tie:
-            break
-        seconds[take] = kernel.step_seconds(fitting[take])
-        best = min(best, float(seconds[take].min()))
-        done += len(take)
-    front, leaders = Front(), Leaders(kernel.columns, fitting, wanted)
-    leaders.add(leaders.group, np.inf, reserved)
-    take, left = order[:done], order[done:]
-    while len(take):
-        front.add(seconds[take], reserved[take])
-        leaders.add(leaders.group[take], seconds[take], reserved[take])
-        leading = leaders.may_lead(bound[left], reserved[left], leaders.group[left])
-        keep = leading | ~front.beats(bound[left], reserved[left])
-        left, leading = left[keep], leading[keep]
-        light = outermost(bound[left], reserved[left], _FRONT_CHUNK)
-        take = left[np.union1d(light, np.flatnonzero(leading)[:_FRONT_CHUNK])]
-        seconds[take] = kernel.step_seconds(fitting[take])
-        left = left[np.isnan(seconds[left])]
-    priced = np.flatnonzero(~np.isnan(seconds))
-    # Times that differ by rounding alone are equal, and the lighter layout comes first.
-    rounded = np.round(seconds[priced] / best, 12)
-    fastest = priced[np.lexsort((reserved[priced], rounded))]
-    return fitting[fastest], seconds[fastest], reserved[fastest], fitting[np.isnan(seconds)]
+
+    def __init__(self, kernel: Kernel, fitting: np.ndarray, reserved: np.ndarray) -> None:
+        self._kernel, self._fitting, self._reserved = kernel, fitting, reserved
+        self._bound = kernel.lower_bound(fitting)
+        self._seconds = np.full(len(fitting), np.nan)
+
+    def run(self, wanted: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """(rows fastest first, their seconds and reserved bytes, rows that their bound excluded)."""
+        order = np.argsort(self._bound, kind="stable")
+        done = self._until_none_can_win(order)
+        self._front_and_leaders(order[:done], order[done:], wanted)
+        priced = np.flatnonzero(~np.isnan(self._seconds))
+        seconds, reserved = self._seconds[priced], self._reserved[priced]
+        # Times that differ by rounding alone are equal, and the lighter layout comes first.
+        rounded = np.round(seconds / seconds.min(initial=np.inf), 12)
+        fastest = np.lexsort((reserved, rounded))
+        bounded = self._fitting[np.isnan(self._seconds)]
+        return self._fitting[priced[fastest]], seconds[fastest], reserved[fastest], bounded
+
+    def _until_none_can_win(self, order: np.ndarray) -> int:
+        """Price in the order of the bounds until the next one lies beyond the best time and all that could tie with it;
+        returns how many that takes."""
+        tie = 1 + self._kernel.problem.runtime.tie_spread
+        done, best = 0, np.inf
+        while done < len(order):
+            take = order[done : done + (_PRICED_AT_LEAST if done == 0 else _CHUNK)]
+            if done and self._bound[take[0]] > best * tie:
+                break
+            best = min(best, float(self._price(take).min()))
+            done += len(take)
+        return done
+
+    def _front_and_leaders(self, take: np.ndarray, left: np.ndarray, wanted: int) -> None:
+        """Of what is `left`, price all that could lie on the front of memory and time, or be among the fastest or the
+        lightest `wanted` sets of degrees. take: what was priced last."""
+        front, leaders = Front(), Leaders(self._kernel.columns, self._fitting, wanted)
+        leaders.add(leaders.group, np.inf, self._reserved)
+        while len(take):
+            front.add(self._seconds[take], self._reserved[take])
+            leaders.add(leaders.group[take], self._seconds[take], self._reserved[take])
+            leading = leaders.may_lead(self._bound[left], self._reserved[left], leaders.group[left])
+            keep = leading | ~front.beats(self._bound[left], self._reserved[left])
+            left, leading = left[keep], leading[keep]
+            light = outermost(self._bound[left], self._reserved[left], _FRONT_CHUNK)
+            take = left[np.union1d(light, np.flatnonzero(leading)[:_FRONT_CHUNK])]
+            self._price(take)
+            left = left[np.isnan(self._seconds[left])]
+
+    def _price(self, take: np.ndarray) -> np.ndarray:
+        self._seconds[take] = self._kernel.step_seconds(self._fitting[take])
+        return self._seconds[take]

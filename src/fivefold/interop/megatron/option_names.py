@@ -107,6 +107,9 @@ NEUTRAL: dict[str, str] = {
     """,
 }
 
+# Of the next table, the options with which a launch needs less memory than is priced.
+LESS_MEMORY = frozenset({"--use-precision-aware-optimizer", "--fp8-param-gather", "--distribute-saved-activations"})
+
 # (option, kind, what the figures leave out). They do not stop a prediction; it says that they are left out.
 UNMODELLED: tuple[tuple[str, str, str], ...] = (
     ("--empty-unused-memory-level", "int", "emptying the allocator's cache costs time and lowers fragmentation"),
