@@ -3,7 +3,7 @@
 `actions` gives one list per rank, which `simulate` runs and a trainer can execute; `pipeline_seconds` gives the same
 makespan for many rows of stage times at once; `in_flight*` say how many activations a rank holds. `placement` says
 which rank holds which virtual stage. Parameter gathers, gradient reduction and the optimizer step have their action
-kinds, but no schedule here emits them and the simulator refuses them.
+kinds, but no schedule here emits them, and the simulator and the trainer refuse them.
 """
 
 from fivefold.schedule.actions import Action, ActionKind, Direction, Placement, RankActions, Tensor, Transfer

@@ -47,7 +47,7 @@ def shard_of(full: torch.Tensor, tensor: Tensor, coordinates: Coordinates = WHOL
     does not divide, and for experts, which the trainer does not run.
     """
     index, size = coordinates.get("tp", (0, 1))
-    dimension, part, parts = place(tensor, index, size)
+    dimension, part, parts = part_of(tensor, index, size)
     if tensor.split == "vocab":
         extra = padded_vocab(full.shape[0], size) - full.shape[0]
         full = torch.cat((full, full.new_zeros((extra, *full.shape[1:])))) if extra else full
@@ -69,7 +69,7 @@ def initialise(module: nn.Module, spec: ModelSpec, seed: int = 0, coordinates: C
             parameter.copy_(shard_of(full_tensor(table[name], seed), table[name], coordinates))
 
 
-def place(tensor: Tensor, index: int, size: int) -> tuple[int, int, int]:
+def part_of(tensor: Tensor, index: int, size: int) -> tuple[int, int, int]:
     """(dimension, which part, of how many) for rank `index` of `size` on the tp axis."""
     if tensor.grid == "expert":
         raise FivefoldError(f"{tensor.name}: the trainer does not run experts.", code="model-not-trainable")

@@ -2,13 +2,14 @@
 
 A `Pipeline` is one rank's part. FORWARD keeps what backward needs, BACKWARD (or INPUT_GRAD and, later, WEIGHT_GRAD)
 adds to the parameters' .grad, EXCHANGE posts its transfers together and waits for them where the schedule says so.
-UNSHARD, RESHARD, REDUCE_GRAD and OPTIM are done by handlers that other axes bring. Gradients are sums over
-micro-batches: the loss of each is its share of the global batch's (fivefold.train.loss).
+Gathers, reductions and the optimizer's step are no actions here: data parallelism does them by the modules' hooks
+(sharded.py, data.py). Gradients are sums over micro-batches: the loss of each is its share of the global batch's
+(fivefold.train.loss).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -26,8 +27,6 @@ from fivefold.train.mesh import Group
 from fivefold.train.model import Decoder
 from fivefold.train.parallel.peers import BoundaryTensor, Key, Peers, releases
 from fivefold.train.parallel.split_backward import Owed, input_gradient
-
-_HANDLED = (ActionKind.UNSHARD, ActionKind.RESHARD, ActionKind.REDUCE_GRAD, ActionKind.OPTIM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +99,8 @@ class Pipeline:
     placement: of the schedule (fivefold.schedule.placement).
     group:     of the pipeline's ranks, None when there is one.
     boundary:  shape, dtype and device of the tensors between stages.
-    handlers:  what does an UNSHARD, RESHARD, REDUCE_GRAD or OPTIM.
     observer:  None: nothing is timed.
-    Raises FivefoldError when the stages are not those of the schedule, or an action has no handler.
+    Raises FivefoldError when the stages are not those of the schedule, or an action is none that a rank does here.
     """
 
     def __init__(
@@ -113,13 +111,11 @@ class Pipeline:
         placement: Placement,
         group: Group,
         boundary: BoundaryTensor,
-        handlers: Mapping[ActionKind, Callable[[Action], None]] | None = None,
         observer: Observer | None = None,
     ) -> None:
         self._actions, self._stages = lists[rank], list(stages)
-        self._handlers, self.observer = dict(handlers or {}), observer
+        self.observer = observer
         self._last = len(lists) * len(stages) - 1
-        self._check(len(lists), rank, placement)
         self._peers = Peers(group, boundary, self._last + 1, releases(lists, rank, placement))
         self._here = {stage.index for stage in stages}
         self._steps = {
@@ -128,6 +124,7 @@ class Pipeline:
             ActionKind.INPUT_GRAD: self._input_grad,
             ActionKind.WEIGHT_GRAD: self._weight_grad,
         }
+        self._check(len(lists), rank, placement)
         self._saved: dict[tuple[int, int], _Saved] = {}  # by micro-batch and virtual stage
         self._owed: dict[tuple[int, int], Owed] = {}
         self._losses: dict[int, Tensor] = {}
@@ -159,8 +156,6 @@ class Pipeline:
         """What the action does, once its input is there."""
         if action.kind is ActionKind.EXCHANGE:
             return partial(self._peers.exchange, action)
-        if action.kind not in self._steps:
-            return partial(self._handlers[action.kind], action)
         stage, micro_batch = self._stages[action.chunk or 0], action.micro_batch or 0
         received = self._awaited(action.kind, stage, micro_batch)
         return partial(self._steps[action.kind], stage, micro_batch, received)
@@ -239,10 +234,10 @@ class Pipeline:
                 value=given,
                 legal=expected,
             )
-        missing = {a.kind for a in self._actions if a.kind in _HANDLED} - self._handlers.keys()
-        if missing:
+        others = {action.kind for action in self._actions} - self._steps.keys() - {ActionKind.EXCHANGE}
+        if others:
             raise FivefoldError(
-                f"The schedule has actions that nothing handles: {', '.join(sorted(k.value for k in missing))}.",
+                f"The schedule has actions that a pipeline does not do: {', '.join(sorted(k.value for k in others))}.",
                 code="unhandled-action",
             )
 

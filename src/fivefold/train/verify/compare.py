@@ -16,7 +16,7 @@ from torch import Tensor
 from fivefold.layout import ResolvedLayout
 from fivefold.model import ModelSpec
 from fivefold.model import Tensor as TensorSpec
-from fivefold.train.init import place, shard_of
+from fivefold.train.init import part_of, shard_of
 from fivefold.train.model import tensor_table
 from fivefold.train.verify.observe import Part, RankReport
 from fivefold.train.verify.reference import Reference
@@ -149,7 +149,7 @@ def _errors(table: dict[str, TensorSpec], full: dict[str, Tensor], parts: Sequen
     squares: dict[str, dict[tuple[int, int, int], float]] = {name: {} for name in full}
     for part in parts:
         tensor = table[part.name]
-        _, cut, _ = place(tensor, part.tp_index, tp)
+        _, cut, _ = part_of(tensor, part.tp_index, tp)
         mine = shard_of(full[part.name], tensor, {"tp": (part.tp_index, tp)}).flatten()
         difference = part.values - mine[part.start : part.start + len(part.values)]
         key = (cut, part.start, len(part.values))
@@ -163,7 +163,7 @@ def _errors(table: dict[str, TensorSpec], full: dict[str, Tensor], parts: Sequen
 
 def _complete(tensor: TensorSpec, full: Tensor, found: dict[tuple[int, int, int], float], tp: int) -> bool:
     """Whether the parts cover the whole tensor."""
-    _, _, cuts = place(tensor, 0, tp)
+    _, _, cuts = part_of(tensor, 0, tp)
     local = shard_of(full, tensor, {"tp": (0, tp)}).numel()
     return sum(length for _, _, length in found) == cuts * local
 
