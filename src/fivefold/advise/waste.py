@@ -31,7 +31,7 @@ def wasted(estimate: Estimate) -> tuple[Parts, ...]:
         "other": "the host's work between steps, and copies to its memory that nothing hides",
     }
     rows = [
-        Parts(owner=owner, seconds=seconds, share=seconds / total, message=f"{words.get(owner, owner)}")
+        Parts(owner=owner, seconds=seconds, share=seconds / total, message=words.get(owner, owner))
         for owner, seconds in step.breakdown_s.items()
         if owner != "compute" and seconds / total >= _LEAST
     ]

@@ -33,7 +33,7 @@ class Found:
     candidates: all that divides; searched: their number, with those that were set aside in groups; columns: the valid
     ones. rows, seconds, reserved: the fitting ones that were priced, fastest first, as positions in columns, step
     seconds and device bytes. bounded_rows: fitting, but excluded by their bound. unfit_rows, unfit_reserved: the ones
-    that need more memory than there is.
+    that need more memory than there is. fitting: how many fit.
     """
 
     problem: Problem

@@ -7,7 +7,7 @@ sequences and expert parallelism for MoE. The rules never narrow the search.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -15,9 +15,9 @@ import msgspec
 from fivefold.estimate import Estimate, Problem, estimate
 from fivefold.layout.layout import Layout, Recompute
 from fivefold.layout.stages import split_policy
-from fivefold.model.spec import Experts
 from fivefold.search.price import Outcome, Priced, Refused, price_all, usable
 from fivefold.search.result import PathStep, PlaybookPath
+from fivefold.search.values import fewest_experts
 from fivefold.search.words import duration
 
 replace = msgspec.structs.replace
@@ -94,11 +94,9 @@ class _Walk:
         self._note("start with data parallelism", "dp-first", f"dp over all GPUs with {name}: {self._verdict()}")
 
     def expert_parallel(self) -> None:
-        feeds = [block.feed for block in self.problem.model.kinds if isinstance(block.feed, Experts)]
-        if not feeds:
+        if not self.problem.model.is_moe:
             return
-        domain = self.problem.cluster.spans[0]
-        experts = min(feed.num_experts for feed in feeds)
+        domain, experts = self.problem.cluster.spans[0], fewest_experts(self.problem.model)
         for ep in [n for n in reversed(_powers(domain)) if experts % n == 0]:
             spread = self._price(replace(self.state.layout, ep=ep))
             if spread.starts or ep == 1:
@@ -110,10 +108,9 @@ class _Walk:
 
     def more_experts(self) -> None:
         """Only when everything inside the domain was not enough do experts spread over the network."""
-        feeds = [block.feed for block in self.problem.model.kinds if isinstance(block.feed, Experts)]
-        if not feeds or self.state.usable:
+        if not self.problem.model.is_moe or self.state.usable:
             return
-        experts = min(feed.num_experts for feed in feeds)
+        experts = fewest_experts(self.problem.model)
         values = [n for n in _powers(experts) if experts % n == 0 and n > self.state.layout.ep]
         chosen = self._first_usable("ep", values, self._with_ep)
         decision = f"{_taken('ep', chosen, f'ep={chosen}, over the network')}: {self._verdict()}"
@@ -279,11 +276,5 @@ def _taken(axis: str, chosen: int, words: str) -> str:
 
 
 def _powers(limit: int) -> list[int]:
-    return [*_powers_up_to(limit)]
-
-
-def _powers_up_to(limit: int) -> Iterator[int]:
-    value = 1
-    while value <= limit:
-        yield value
-        value *= 2
+    """Powers of two up to `limit`, ascending."""
+    return [1 << power for power in range(limit.bit_length())]

@@ -20,12 +20,11 @@ from fivefold.layout.divisors import divisors
 from fivefold.layout.layout import CHUNKS, CP_KINDS, RECOMPUTE_KINDS, SCHEDULES, ScheduleKind
 from fivefold.layout.mixers import largest_tp
 from fivefold.layout.rules import Context, rules_for, valid_mask
-from fivefold.model.spec import Experts
 from fivefold.search.pins import divides_nothing
 from fivefold.search.prune import promising
 from fivefold.search.stage_counts import stage_counts
 from fivefold.search.table import Ints, Known, NotYetKnownError, Table, crossed, kept, stacked
-from fivefold.search.values import SEARCHED_SCHEDULES, recompute_parts
+from fivefold.search.values import SEARCHED_SCHEDULES, fewest_experts, recompute_parts
 
 # Micro-batches beyond this many sequences only add memory: the matrix products have long been full.
 _LARGEST_MICRO_BATCH = 64
@@ -127,10 +126,9 @@ class Space:
 
     def _expert_degrees(self, table: Table) -> Table:
         model, world = self.problem.model, self.problem.cluster.gpus
-        feeds = [block.feed for block in model.kinds if isinstance(block.feed, Experts)]
-        experts = min((feed.num_experts for feed in feeds), default=1)
+        experts = fewest_experts(model)
         table = crossed(table, ep=self._values("ep", [d for d in divisors(world) if experts % d == 0]))
-        etp = self._values("etp", divisors(int(table["tp"].max(initial=1))) if feeds else [1])
+        etp = self._values("etp", divisors(int(table["tp"].max(initial=1))) if model.is_moe else [1])
         table = crossed(table, etp=etp)
         # Expert-TP other than none or the dense TP has no implementation that fivefold knows.
         if "etp" not in self.pins:

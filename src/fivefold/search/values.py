@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.layout.layout import SCHEDULES, SPLIT_BACKWARD, RecomputeModule
-from fivefold.model.spec import LatentAttention, ModelSpec
+from fivefold.model.spec import Experts, LatentAttention, ModelSpec
 
 # Schedules that split the backward are priced by the event simulator, thousands of times slower than by a sweep, so
 # they are searched when they are pinned.
@@ -38,3 +38,8 @@ def recompute_parts(model: ModelSpec) -> list[Parts]:
     if any(isinstance(block.mixer, LatentAttention) for block in model.kinds):
         parts += [part for part in _LATENT_PARTS if model.is_moe or "moe_act" not in part]
     return parts
+
+
+def fewest_experts(model: ModelSpec) -> int:
+    """Experts of the block that has fewest, which expert parallelism has to divide; 1 without experts."""
+    return min((kind.feed.num_experts for kind in model.kinds if isinstance(kind.feed, Experts)), default=1)
