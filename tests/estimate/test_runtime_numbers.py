@@ -32,9 +32,13 @@ def test_states_in_segments_of_their_own_do_not_fragment(small):
 
 def test_a_loss_over_a_sharded_vocabulary_has_bytes_of_its_own(small):
     changes: dict[str, Any] = {"loss_bytes_per_logit": 14, "sharded_loss_bytes_per_logit": 40}
-    for tp, each in ((1, 14), (2, 40)):
-        k = kernel(small["llama"], Layout(tp=tp), **changes)
+    moved: dict[str, Any] = {"loss_moved_bytes": (20, 30), "sharded_loss_moved_bytes": (50, 60)}
+    for tp, each, passes in ((1, 14, (20, 30)), (2, 40, (50, 60))):
+        k = kernel(small["llama"], Layout(tp=tp), **changes, **moved)
         assert float(k.variants.logits[0, k.blocks + 1]) == each * TOKENS * VOCAB / tp
+        (loss,) = (row for row in k.ledgers[k.blocks + 1].streams if row.name == "cross_entropy")
+        found = float(loss.forward_bytes[0]), float(loss.backward_bytes[0])
+        assert found == tuple(each * TOKENS * VOCAB / tp for each in passes)
 
 
 @pytest.mark.parametrize("runtime", ["megatron", "megatron@0.3", "deepspeed", "nanotron"])

@@ -233,10 +233,13 @@ def test_megatron_lms_eight_bit_example_keeps_eight_bit_weights():
     assert "quantised_weight_bytes" not in plain.changes
 
 
-@pytest.mark.parametrize(("date", "bytes_per_logit"), [("2024-12", 12), ("2025-06", 4)])
+@pytest.mark.parametrize(("date", "bytes_per_logit"), [("2024-12", (12, 16)), ("2025-06", (4, 10))])
 def test_compiled_torchtitan_compiles_its_loss_since_2025(date, bytes_per_logit):
     run = changed("llmfoundry-0096", framework="torchtitan", source_date=date, notes="torch.compile", overlap=None)
-    assert convert(run).changes["loss_bytes_per_logit"] == bytes_per_logit
+    profile = msgspec.structs.replace(load_runtime("torchtitan"), **convert(run).changes)
+    assert (profile.loss_bytes_per_logit, profile.sharded_loss_bytes_per_logit) == bytes_per_logit
+    compiled = profile.loss_moved_bytes == (4, 4), profile.sharded_loss_moved_bytes == (18, 6)
+    assert compiled == (date > "2025",) * 2
 
 
 @pytest.mark.parametrize(("date", "fused"), [("2021-04", False), ("2022-05", True)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from fivefold.estimate.blocks import BlockWriter
@@ -86,7 +88,7 @@ class ItemWriter(BlockWriter):
         logits = s.tokens * columns
         ledger.gemms.append(Gemm("output_proj", "head", s.tokens, columns, h, sixteen_bit=True))
         self._gather_for_column(ledger, "output_proj", s.tokens * h, "head", sixteen_bit=True)
-        ahead, back = self.runtime.loss_moved_bytes
+        ahead, back = (np.where(s.tp > 1, parted, alone) for alone, parted in self._loss_moved_bytes())
         ledger.streams.append(Stream("cross_entropy", "head", ahead * logits, back * logits, 6, 4))
         self._loss_exchanges(ledger)
         # The larger of two moments: the loss (logits and what it computes from them) and the head's backward (gradient
@@ -99,6 +101,11 @@ class ItemWriter(BlockWriter):
         gathered = np.where(s.sp, self.element_bytes * s.tokens * h + self.element_bytes * s.norm_tokens * h, 0.0)
         at_backward = at_backward + gathered + self.element_bytes * s.tokens * h
         ledger.logits_bytes = np.maximum(at_loss, at_backward)
+
+    def _loss_moved_bytes(self) -> Iterator[tuple[float, float]]:
+        """Of each pass, what the loss moves per logit with the whole vocabulary and with a part of it."""
+        whole, parted = self.runtime.loss_moved_bytes, self.runtime.sharded_loss_moved_bytes
+        return zip(whole, parted if any(parted) else whole, strict=True)
 
     def _loss_exchanges(self, ledger: Ledger) -> None:
         s = self.shard

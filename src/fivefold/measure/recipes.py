@@ -16,8 +16,7 @@ from fivefold.runtime import load_runtime
 # Shares of a block's launches that a CUDA graph of a module replays (from the ledger's operations of a Llama block and
 # of one with experts); a graph of the whole iteration, or one without a scope, replays all.
 _GRAPHED = (("attn", 0.3), ("mlp", 0.35), ("moe_router", 0.1), ("moe_preprocess", 0.1), ("moe", 0.5))
-# torchtitan compiles the loss too since (components/loss.py; the date is from memory): kernels that read 16-bit logits
-# and write their gradient.
+# torchtitan compiles the loss too since (its pull request 1033).
 _LOSS_COMPILED = "2025-03"
 # Recipes of mixtures of experts with 8-bit block scales on GB200 and GB300 replay whole iterations since
 # Megatron-Bridge 0.5 (perf_recipes/gpt_oss, _apply_full_iter_fp8mx_overrides, and deepseek's, read; qwen3's the same in
@@ -43,7 +42,16 @@ _WHOLE_BLOCKS = "cuda_graph_impl=local"
 # A compiler makes one kernel of a chain of operations that go element by element; the sum of an input's gradients is
 # part of the norm's or the copy's that reads it.
 _COMPILED_CHAINS = {"unfused_norms": False, "fused_glu": True, "input_gradient_bytes": 2.0}
-_COMPILED_LOSS = {"loss_bytes_per_logit": 4, "loss_moved_bytes": (4.0, 4.0)}
+# Traced on a CPU with PyTorch 2.13: F.cross_entropy on 16-bit logits keeps them and two numbers a row, and is one sweep
+# for the maximum, one for the sum, and a kernel that writes their gradient. In parts over tensor-parallel ranks the
+# gradient without the loss's own is made in forward: zeros (4) beside the logits, and fp32 values of both (2 + 4 + 4);
+# backward scales these (4 + 2).
+_COMPILED_LOSS = {
+    "loss_bytes_per_logit": 4,
+    "sharded_loss_bytes_per_logit": 10,
+    "loss_moved_bytes": (4.0, 4.0),
+    "sharded_loss_moved_bytes": (18.0, 6.0),
+}
 # Megatron-Core's own fused cross-entropy under torch.compile: what is written in place and reduced over in one graph
 # becomes an fp32 tensor of its own and is copied back (a note in core/fusions/fused_cross_entropy.py, 0cb4a9c817, which
 # takes the graph apart and is newer than the published runs). Cast and maximum are one kernel (6), subtraction,
@@ -89,9 +97,7 @@ def _by_scaling(run: Run, line: Framework) -> dict[str, Any]:
 
 def _by_release(run: Run, line: Framework) -> dict[str, Any]:
     if _is_compiled(run, line):
-        # Compiled, the loss keeps its fp32 copy of the logits in no tensor of its own (fit: eager and compiled rows of
-        # one model, whose peaks differ by 2 bytes a logit and more).
-        loss = _COMPILED_LOSS if dated(run) >= _LOSS_COMPILED else {"loss_bytes_per_logit": 12}
+        loss = _COMPILED_LOSS if dated(run) >= _LOSS_COMPILED else {}
         # Traced, a collective is waited for where it starts, and Inductor does not move it (PyTorch 2.13,
         # _functional_collectives.py _maybe_wrap_tensor and _inductor/config.py reorder_for_compute_comm_overlap).
         return {**_by_recipe(run, line), **loss, **_COMPILED_CHAINS, "ring_waits": True}

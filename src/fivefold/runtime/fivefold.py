@@ -57,6 +57,8 @@ PROFILE = Profile(
     cached_wgrad_buffers=False,
     head_wgrad_placeholder=False,
     loss_bytes_per_logit=10,
+    loss_moved_bytes=(22, 22),
+    sharded_loss_moved_bytes=(30, 14),
     workspace_bytes=60 * _MIB,
     context_bytes=640 * _MIB,
     nccl_bytes_per_group=128 * _MIB,
@@ -80,6 +82,10 @@ PROFILE = Profile(
         "attention_state_bytes": CUDA_TENSORS[1].source,
         "fp8_saves_inputs": "the trainer has no fp8",
         "loss_bytes_per_logit": "fivefold/train/loss.py and parallel/vocabulary.py: bf16 logits, fp32 copy and softmax",
+        "loss_moved_bytes": "fivefold/train/loss.py: PyTorch's log-softmax as torchtitan's; backward exponential (8), "
+        "product (8) and cast (6)",
+        "sharded_loss_moved_bytes": "fivefold/train/parallel/vocabulary.py: cast (6), maximum (4), subtraction (8), "
+        "exponential (8), sum (4); backward product (8) and cast (6)",
         "workspace_bytes": "as megatron: the same libraries",
         "context_bytes": "from memory: CUDA context with loaded kernels on H100, about 0.5 to 0.7 GiB",
         "nccl_bytes_per_group": "from memory: NCCL channel buffers of one communicator, about 0.1 GiB",

@@ -36,6 +36,8 @@ PROFILE = replace(
         "unfused_norms": "transformers' LlamaRMSNorm and apply_rotary_pos_emb, as its modules run without a compiler",
         "norms_kept_fp32": "transformers LlamaRMSNorm: cast to fp32, square, mean, product, cast back (from memory)",
         "scores_kept_fp32": "transformers' eager_attention_forward: softmax in fp32, then cast (from memory)",
+        "loss_bytes_per_logit": "as torchtitan, where the model's outputs are gone when backward starts",
+        "loss_moved_bytes": "as torchtitan: transformers 5.24's loss_utils.py casts the logits and shifts the labels",
         "tp_overlap_hidden": "as torchtitan: PyTorch's asynchronous TP",
         "step_overhead_s": "as torchtitan",
     },
@@ -53,9 +55,13 @@ ACCELERATE = replace(
     schedules=("1f1b",),
     tp_overlap_hidden=0.0,
     adamw_update_bytes=0.0,
+    loss_moved_bytes=(28, 26),
     sources={
         **PROFILE.sources,
         "adamw_update_bytes": "transformers' training_args.py: adamw_torch_fused with PyTorch 2.8 and later",
+        "loss_bytes_per_logit": "as fsdp: transformers' Trainer drops outputs before backward (from memory)",
+        "loss_moved_bytes": "as fsdp, and accelerate's prepare_model casts the logits that come with the loss "
+        "to fp32 too, whatever reads them (convert_outputs_to_fp32, 6)",
         "schedules": "no pipeline goes with it; 1f1b is what one stage runs",
         "tp_overlap_hidden": "no such switch",
     },

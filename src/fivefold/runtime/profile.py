@@ -132,7 +132,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     bf16_all_reduces: in bf16 that optimizer all-reduces gradients under ZeRO-1 instead of scattering them.
     quantised_weight_bytes: resident bytes of one parameter under 8-bit and narrower recipes: 4 is a 16-bit weight and
         two quantised copies, as it lies and transposed; 2 where the weight itself is kept quantised.
-    loss_moved_bytes: bytes moved per logit by the loss, forward and backward.
+    loss_moved_bytes: bytes moved per logit by the loss, forward and backward: each sweep of a kernel over the logits or
+        what became of them, since rows of a large vocabulary do not stay in a cache between two.
+    sharded_loss_moved_bytes: the same where tensor parallelism shards the vocabulary; zeros: no different.
     launch_host_s: host work per operation of a ledger that is launched one by one; a block takes no less than its
         operations times this, because the GPU waits for them. 0 where graphs are replayed or it was not measured. It,
         the next two and step_overhead_s are a DGX H100's; other hosts multiply them (Cluster.host_work_ratio).
@@ -172,6 +174,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     cached_wgrad_buffers: bool
     head_wgrad_placeholder: bool
     loss_bytes_per_logit: int
+    loss_moved_bytes: tuple[float, float]
     workspace_bytes: int
     context_bytes: int
     nccl_bytes_per_group: int
@@ -228,7 +231,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     separate_update: bool = False
     adamw_update_bytes: float = 0.0
     quantised_weight_bytes: float = 4
-    loss_moved_bytes: tuple[float, float] = (18, 14)
+    sharded_loss_moved_bytes: tuple[float, float] = (0, 0)
     launch_host_s: float = 0.0
     op_host_s: float = 0.0
     group_launch_host_s: float = 0.0

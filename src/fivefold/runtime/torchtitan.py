@@ -29,8 +29,10 @@ PROFILE = Profile(
     input_gradient_bytes=6,
     cached_wgrad_buffers=False,
     head_wgrad_placeholder=False,
-    loss_bytes_per_logit=14,
+    loss_bytes_per_logit=12,
     sharded_loss_bytes_per_logit=16,
+    loss_moved_bytes=(22, 26),
+    sharded_loss_moved_bytes=(38, 38),
     gathered_inputs_kept=True,
     quantised_gathers=True,
     compiled_casts=True,
@@ -74,10 +76,24 @@ PROFILE = Profile(
         "prefetch_blocks": (
             "PyTorch documentation, fully_shard: the next block is gathered while the current one computes"
         ),
-        "loss_bytes_per_logit": "eager cross-entropy: bf16 logits, fp32 copy, fp32 log-softmax and fp32 gradient",
+        "loss_bytes_per_logit": (
+            "eager cross-entropy, in backward: fp32 log-softmax, its gradient and the logits' in fp32. The 16-bit "
+            "logits are gone by then (del pred in torchtitan's forward_backward_step), their fp32 copy since forward"
+        ),
         "sharded_loss_bytes_per_logit": (
             "PyTorch distributed/tensor/parallel/loss.py: in backward fp32 log-softmax, its gradient before and after "
             "the softmax is added, and the product with the loss's gradient"
+        ),
+        "loss_moved_bytes": (
+            "PyTorch aten SoftMax.cu (000cace5a4) and Loss.cu (00e3254d33): cast to fp32 (6); a row of more than "
+            "12,256 does not fit shared memory, so that cunn_SoftMaxForward reads it for its maximum, its sum and its "
+            "output (16). Backward clears a gradient for the one element (4), cunn_SoftMaxBackward sums it and reads "
+            "it again with the log-softmax (16), cast (6)"
+        ),
+        "sharded_loss_moved_bytes": (
+            "PyTorch distributed/tensor/parallel/loss.py (02eef6b8b6), a kernel an operation: cast (6), maximum (4), "
+            "subtraction (8), exponential (8), sum (4), subtraction (8); backward zeros (4), exponential (8), sum of "
+            "both (12), product (8), cast (6)"
         ),
         "quantised_gathers": "torchao float8_tensor_parallel.py, read at 0e0fba8f69: operands with tensor-wise scales "
         "are cast before the all-gather, in both passes",

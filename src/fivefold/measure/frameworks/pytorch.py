@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from fivefold.measure.frameworks.line import FLASH_USUAL, Era, Framework
 from fivefold.runtime import load_runtime
 
-# FlashAttention's cross-entropy (csrc/xentropy, from memory): a kernel that reads 16-bit logits for the largest and
-# again for the sum, and one that reads them and writes their gradient.
+# FlashAttention's cross-entropy (csrc/xentropy/xentropy_kernel.cu, read at 383caa67b5): a kernel that reads 16-bit
+# logits for the largest and again for the sum, and one that reads them and writes their gradient.
 _XENTROPY = {"loss_moved_bytes": (4.0, 4.0), "loss_bytes_per_logit": 4}
 # FSDP1 that reduces in 16 bit: gradients of the flat parameter's views are concatenated (2 read, 2 written), and only
 # the reduced shard is cast.
