@@ -8,12 +8,35 @@ from fivefold.measure.frameworks.line import FLASH_USUAL, Era, Framework
 from fivefold.runtime import load_runtime
 
 # FlashAttention's cross-entropy (csrc/xentropy/xentropy_kernel.cu, read at 383caa67b5): a kernel that reads 16-bit
-# logits for the largest and again for the sum, and one that reads them and writes their gradient.
-_XENTROPY = {"loss_moved_bytes": (4.0, 4.0), "loss_bytes_per_logit": 4}
+# logits for the largest and again for the sum, and one that reads them and writes their gradient. A block of 1,024
+# threads has a row; those of GPT-NeoX's vocabulary that a GPU works on at once, 22 MB on an A100, are in its cache when
+# they are read again.
+_XENTROPY = (2.0, 4.0)
+# After a micro-batch's backward Composer updates the model's training metrics with its logits (trainer.py,
+# _train_microbatch and _eval_train_metrics); llm-foundry's are LanguageCrossEntropy and LanguagePerplexity unless
+# use_train_metrics is false (modeling_mpt.py, read at 0085285a95), which its benchmarks never say
+# (submit_benchmarks.py, read at 51652eae71). Each is torch.nn.CrossEntropyLoss under autocast. That takes the
+# log-softmax in 16 bit (4, sweeps as above) and casts it to fp32 (6), for PyTorch's cross_entropy_loss asks for the
+# logits' own type, which autocast leaves alone (traced with 2.13).
+_COMPOSER_METRICS = 2 * (4.0 + 6.0)
+_FOUNDRY_LOSS = {"loss_moved_bytes": (_XENTROPY[0], _XENTROPY[1] + _COMPOSER_METRICS), "loss_bytes_per_logit": 4}
+# What transformers' models and training loops around plain PyTorch do where the profile is another framework's.
+_CROSS_ENTROPY = {
+    "loss_moved_bytes": load_runtime("fsdp").loss_moved_bytes,
+    "loss_bytes_per_logit": load_runtime("fsdp").loss_bytes_per_logit,
+}
+# Its trainer copies all logits but the last position's (4), takes their loss under autocast (8, and 6 to cast) and goes
+# the same way back: zeros for one element (4), cast (6), log-softmax (8), a cleared gradient that the others are copied
+# into (6). The largest moment is backward's: log-softmax in 16 bit and in fp32, and its gradient.
+_OLMO_LOSS = {"loss_moved_bytes": (18.0, 24.0), "loss_bytes_per_logit": 10}
+# Until transformers 4.50 or so (the month from memory) the cast logits were shifted against their labels: a copy of all
+# but the last position's (8), a cleared gradient and a copy into it (12).
+_SHIFTED_LOGITS = {"loss_moved_bytes": (30.0, 38.0)}
+_SHIFTED_UNTIL = "2025-04"
 # FSDP1 that reduces in 16 bit: gradients of the flat parameter's views are concatenated (2 read, 2 written), and only
 # the reduced shard is cast.
 _SIXTEEN_BIT_SCATTER = {"scatter_copy_bytes": 4.0}
-_FOUNDRY = {"gather_copy_bytes": 0.0, "backward_gathers_wait": True, **_SIXTEEN_BIT_SCATTER, **_XENTROPY}
+_FOUNDRY = {"gather_copy_bytes": 0.0, "backward_gathers_wait": True, **_SIXTEEN_BIT_SCATTER, **_FOUNDRY_LOSS}
 # Its amp_fp8 puts Transformer Engine's linear layers into the blocks (fc_type te; from memory), whose kernels cast once
 # and keep the cast input; what FSDP gathers stays in 16 bit.
 _TRANSFORMER_ENGINE = {"compiled_casts": False, "quantised_gathers": False, "fp8_saves_inputs": True}
@@ -44,6 +67,7 @@ _FSDP1 = Framework(
     zero=3,
     stage_in_notes=True,
     eras=_ERAS,
+    changes=_CROSS_ENTROPY,
     changes_sharded=_SIXTEEN_BIT_SCATTER,
     sharded_grad_dtype="bf16",
     source="FullyShardedDataParallel: accelerate's default is fsdp_version 1, and torch.distributed.fsdp had no "
@@ -108,21 +132,25 @@ LINES: tuple[Framework, ...] = (
         zero=3,
         stage_in_notes=True,
         eras=_ERAS,
+        changes=_CROSS_ENTROPY,
         source="fully_shard over every rank; without it plain PyTorch replicas, as deepspeed's",
     ),
     replace(_FSDP1, piped_as="torchtitan"),
     replace(
         _FSDP1,
         starts=("olmo",),
+        changes=_OLMO_LOSS,
         changes_sharded={},
         sharded_grad_dtype="fp32",
         source="FullyShardedDataParallel that reduces in fp32: FSDPPrecision mixed (olmo/config.py, 8cefe6a; that its "
-        "models were trained so is from memory)",
+        "models were trained so is from memory); fused_loss, FlashAttention's, is off by default (from memory)",
     ),
     replace(
         _FSDP1,
         starts=("accelerate", "hf ", "transformers", "axolotl", "llama-factory"),
         recomputes_in_part=False,
+        eras=(*_ERAS, Era(until=_SHIFTED_UNTIL, changes=_SHIFTED_LOGITS)),
+        changes=_CROSS_ENTROPY | {"loss_moved_bytes": load_runtime("accelerate").loss_moved_bytes},
         source="as fsdp, around transformers' models, whose gradient_checkpointing_enable knows all blocks or none "
         "(from memory)",
     ),
@@ -139,6 +167,7 @@ LINES: tuple[Framework, ...] = (
         starts=("ddp",),
         pytorch=True,
         eras=_ERAS,
+        changes=_CROSS_ENTROPY,
         runtime="deepspeed",
         sharded="fsdp1",
         zero=0,

@@ -10,7 +10,9 @@ from fivefold.measure.frameworks.line import Framework
 # and a weight's gradient is a product that writes 16 bit, as wide as the weight that was cast for it. Collectives of
 # tensor parallelism run beside nothing, even with measured latencies (MaxText issue 1005). Its shapes are static, so
 # that no count of tokens goes back to a host; chains of operations that go element by element are one kernel, and
-# Megatron-Core's copies around quantised experts are its own.
+# Megatron-Core's copies around quantised experts are its own. The loss is three reductions over 16-bit logits (maximum,
+# sum of exponentials, the label's) and a kernel that writes their gradient, with casts and exponentials in each
+# (MaxText's cross_entropy_with_logits, which is t5x's; that XLA fuses them so is from memory).
 _XLA = {
     "checkpoint_stops_early": True,
     "launch_host_s": 0.0,
@@ -22,6 +24,8 @@ _XLA = {
     "experts_padded": False,
     "stretched_rotary_apart": False,
     "wgrad_bytes": 2,
+    "loss_moved_bytes": (6.0, 4.0),
+    "loss_bytes_per_logit": 4,
     "tp_beside_dgrad_hidden": 0.0,
 }
 # XLA for TPUs takes products with sharded inputs apart, so that collectives of tensor parallelism run beside them
