@@ -97,8 +97,8 @@ class Kernel(HostModel):
         """Seconds of gradient reduction and parameter gather that neither backward nor forward hides, worst rank, [n].
 
         A rank further down the pipeline ends its last backward earlier and starts its first forward later, by the
-        chunk 0 work of the ranks before it. The last bucket of gradients and the first of parameters cannot overlap;
-        on the first rank that bucket holds the whole embedding, whose gradient backward makes last.
+        chunk 0 work of the ranks before it. The last bucket of gradients and the first of parameters cannot overlap
+        (bucketed_seconds).
 
         Interleaved, a chunk's gradients are reduced when its last micro-batch is through, while pp micro-batches pass
         each chunk before it, those of chunk 0 after all backwards, because the ranks of a pipeline start together; and
@@ -110,40 +110,28 @@ class Kernel(HostModel):
             piped = self.reduces_once(rows)
             ends = self._ends_of_step(rows)
             return np.where(piped, self._ends_of_pipeline(rows), ends) if piped.any() else ends
-        c, table, plan = self.columns, self.table, self.plan[rows]
+        c = self.columns
         forward, backward = self.pass_seconds(rows)
-        late_forward, late_backward = self._forward_before(rows), self._backward_before(rows)
-        dense, expert = self.rank_parameters(rows)
-        groups = self.groups(rows)
-        reduce_s, gather_s = self.reduction_seconds(rows, dense, expert, groups)
-        buckets = np.maximum((dense + expert) / self.bucket_elements(rows)[:, None], 1)
-        # Beside compute one bucket goes after the other, each with the latency of a collective of its own.
-        whole = np.ceil(buckets)
-        bucket_reduce_s, bucket_gather_s = self.reduction_seconds(rows, dense / whole, expert / whole, groups)
-        of_dense, dense_reduce_s, dense_gather_s = self.embedding_share(rows, dense), bucket_reduce_s, bucket_gather_s
-        if self.problem.model.is_moe:
-            dense_reduce_s, dense_gather_s = self.reduction_seconds(rows, dense / whole, np.zeros_like(expert), groups)
+        held, groups = self.rank_parameters(rows), self.groups(rows)
         chunks = self._turns(rows)
         turns = ((chunks - 1) * c.pp[rows][:, None] + 1) / chunks
-        exposed = np.zeros_like(dense)
-        by_unit = self.problem.by_unit & (c.zero[rows] == 3)
-        beside = (c.zero[rows] == 0) | (not self.problem.runtime.sharded_reduced_at_once)
-        for at_once, bucket_s, dense_s, overlapped, passing, late, turned in (
-            (reduce_s, bucket_reduce_s, dense_reduce_s, c.overlap_grad[rows], backward, late_backward, chunks),
-            (gather_s, bucket_gather_s, dense_gather_s, c.overlap_param[rows], forward, late_forward, np.ones(1)),
+        reduced, gathered = self.bucketed_seconds(rows, held, groups, chunks)
+        alone = (c.zero[rows] != 0) & self.problem.runtime.sharded_reduced_at_once
+        exposed = np.zeros_like(forward)
+        overlapped = [on[rows] & ~alone for on in (c.overlap_grad, c.overlap_param)]
+        for on, (seconds, tail), late, beside in (
+            (overlapped[0], reduced, self._backward_before(rows), turns * backward),
+            (overlapped[1], gathered, self._forward_before(rows), turns * forward),
         ):
-            seconds = whole * bucket_s
-            # Experts are reduced over other ranks, often fewer, in buckets of their own.
-            embedding = of_dense * np.divide(dense_s, bucket_s, out=np.zeros_like(bucket_s), where=bucket_s > 0)
-            alone = np.maximum(1 / buckets, embedding)
-            alone = np.where(turned > 1, np.maximum(alone, embedding + (1 - embedding) / turned), alone)
-            tail = seconds * alone
-            hidden = np.maximum(tail - late, 0)
-            hidden = hidden + unhidden(np.maximum(seconds - np.maximum(tail, late), 0), turns * passing)
-            exposed = exposed + np.where((overlapped & beside)[:, None], hidden, at_once)
+            hidden = np.maximum(tail - late, 0) + unhidden(np.maximum(seconds - np.maximum(tail, late), 0), beside)
+            exposed = exposed + np.where(on[:, None], hidden, 0)
+        if not np.all(overlapped):
+            for on, seconds in zip(overlapped, self.reduction_seconds(rows, *held, groups), strict=True):
+                exposed = exposed + np.where(on[:, None], 0, seconds)
         if self.problem.runtime.unpack_host_s:
             exposed = exposed + self._unpacking_seconds(rows)
-        worst = (exposed * table.exists[plan]).max(axis=1)
+        worst = (exposed * self.table.exists[self.plan[rows]]).max(axis=1)
+        by_unit = self.problem.by_unit & (c.zero[rows] == 3)
         return np.where(by_unit, self._ends_of_step(rows), worst) if by_unit.any() else worst
 
     def _unpacking_seconds(self, rows: np.ndarray) -> np.ndarray:
@@ -170,20 +158,6 @@ class Kernel(HostModel):
         """Chunks that a rank's micro-batches pass in groups of pp, [n, 1]."""
         whole = self.problem.runtime.sharding == "distributed_optimizer"
         return np.where(whole & (self.columns.schedule[rows] == _INTERLEAVED), self.columns.vpp[rows], 1)[:, None]
-
-    def bucket_elements(self, rows: np.ndarray) -> np.ndarray:
-        """Parameters per gradient bucket, [n]: the larger of a constant and so many per replica."""
-        runtime = self.problem.runtime
-        return np.maximum(runtime.grad_buckets, runtime.grad_bucket_growth * self.columns.dp[rows])
-
-    def embedding_share(self, rows: np.ndarray, held: np.ndarray) -> np.ndarray:
-        """Share of the `held` parameters of each rank, [n, C], that its input embedding makes up.
-
-        Buckets are filled against the order of the parameters and no tensor is cut (PyTorch's reducer.cpp,
-        compute_bucket_assignment_by_size; Megatron-Core's param_and_grad_buffer.py).
-        """
-        count = self.table.count[..., self.blocks][self.plan[rows]]
-        return count * self.variants.dense[self.variant[rows], self.blocks][:, None] / np.maximum(held, 1)
 
     def _ends_of_step(self, rows: np.ndarray) -> np.ndarray:
         """Fully sharded: the first gather of a step and its last scatter have nothing to hide behind, [n]."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,17 @@ class ReductionGroups:
     expert: Placement
     expert_replicas: Placement
 
+    def of(self, expert: bool) -> tuple[Placement, Placement]:
+        """Of one of the two grids: where its parameters are sharded, and the replicas of their shards."""
+        return (self.expert, self.expert_replicas) if expert else (self.dense, self.dense_replicas)
+
+
+class Queue(NamedTuple):
+    """Collectives beside compute, one after the other, [n, C] seconds: all, and the one that is exposed."""
+
+    seconds: np.ndarray
+    end: np.ndarray
+
 
 class Reductions(Tables):
     """Tables that know what data parallelism moves.
@@ -52,7 +64,7 @@ class Reductions(Tables):
         next one does; what compute does not hide, or may not be overlapped, is exposed. ZeRO-2 gathers once, in
         forward; ZeRO-3 in both passes. fivefold's trainer gathers under ZeRO-3 alone, and scatters every micro-batch
         there and, beside compute, under ZeRO-2. What a pipeline moves once a step is left to the step's ends."""
-        reduce_s, gather = self.reduction_seconds(rows, table.dense, table.expert)
+        reduce_s, gather = self.reduction_seconds(rows, *self._units(rows, table))
         share = self._gathered_share(gather.shape[1])
         gather = share * gather
         self.unit_seconds = reduce_s, gather
@@ -74,6 +86,12 @@ class Reductions(Tables):
         table.gather_backward = _exposed(waited, table.backward, (regather, again), (reduce_s, grad))
         table.gather_backward = table.gather_backward + after_gather + before_scatter
         table.total()
+
+    def _units(self, rows: np.ndarray, table: Variants) -> tuple[np.ndarray, np.ndarray]:
+        """(dense, expert) parameters of each piece, [W, P], experts among the dense where one unit has both."""
+        joined = self.problem.runtime.experts_in_block & (self.columns.ep[rows] == 1)[:, None]
+        inside = np.where(joined, table.expert, 0)
+        return table.dense + inside, table.expert - inside
 
     def reduces_once(self, rows: np.ndarray) -> np.ndarray:
         """Whether whole gradients wait for the last of a pipeline's micro-batches; under ZeRO-2 the parameters that the
@@ -122,21 +140,73 @@ class Reductions(Tables):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Seconds to reduce each rank's gradients and to gather its parameters, unhidden, [n, C]. groups: those of the
         rows, where they are known already."""
-        cluster, grad, groups = self.problem.cluster, self.grad_bytes, groups or self.groups(rows)
+        groups = groups or self.groups(rows)
+        reduce_s, gather_s = self._grid_seconds(rows, dense, False, groups)
+        if not self.problem.model.is_moe:
+            return reduce_s, gather_s
+        expert_reduce_s, expert_gather_s = self._grid_seconds(rows, expert, True, groups)
+        return reduce_s + expert_reduce_s, gather_s + expert_gather_s
+
+    def _grid_seconds(
+        self, rows: np.ndarray, elements: np.ndarray, expert: bool, groups: ReductionGroups
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The same of the parameters that one of the two grids shards, [n, k]."""
+        cluster, grad = self.problem.cluster, self.grad_bytes
+        ranks, replicas = groups.of(expert)
         sharded = (self.columns.zero[rows] >= 1)[:, None]
         scattered = sharded & (not self.problem.sums_in_full)
-        grids = [(dense, groups.dense, groups.dense_replicas, self.shards(rows)[0])]
-        if self.problem.model.is_moe:
-            grids.append((expert, groups.expert, groups.expert_replicas, self.shards(rows)[1]))
-        reduce_s, gather_s = np.zeros_like(dense), np.zeros_like(dense)
-        for elements, ranks, replicas, shards in grids:
-            scatter = _seconds(cluster, "reduce_scatter", grad * elements, ranks)
-            reduce_s += np.where(scattered, scatter, _seconds(cluster, "all_reduce", grad * elements, ranks))
-            if (replicas.n > 1).any():
-                reduce_s += _seconds(cluster, "all_reduce", grad * elements / shards, replicas)
-            gathered = self.problem.work.compute_bytes * elements * (self.trains or self.problem.fully_sharded)
-            gather_s += np.where(sharded, _seconds(cluster, "all_gather", gathered, ranks), 0)
-        return reduce_s, gather_s
+        reduce_s = _seconds(cluster, "reduce_scatter", grad * elements, ranks)
+        if not scattered.all():
+            reduce_s = np.where(scattered, reduce_s, _seconds(cluster, "all_reduce", grad * elements, ranks))
+        if (replicas.n > 1).any():
+            part = grad * elements / self.shards(rows)[expert]
+            reduce_s = reduce_s + _seconds(cluster, "all_reduce", part, replicas)
+        gathered = self.problem.work.compute_bytes * elements * (self.trains or self.problem.fully_sharded)
+        return reduce_s, np.where(sharded, _seconds(cluster, "all_gather", gathered, ranks), 0)
+
+    def bucketed_seconds(
+        self, rows: np.ndarray, held: tuple[np.ndarray, np.ndarray], groups: ReductionGroups, chunks: np.ndarray
+    ) -> tuple[Queue, Queue]:
+        """Gradients and parameters of each rank, [n, C], bucket after bucket beside compute: all of them, and the last
+        bucket of gradients or the first of parameters, which nothing runs beside. held: dense and expert parameters;
+        chunks: [n, 1] into which a rank's gradients are cut by the schedule.
+
+        Dense parameters and experts lie in buffers of their own, each cut into buckets of its own and reduced over its
+        own ranks (Megatron-Core distributed_data_parallel.py and param_and_grad_buffer.py, read at 001199898c), or
+        share buckets, out of which each goes to its own ranks (Profile.shared_buckets). Buckets are filled against the
+        order of the parameters and no tensor is cut, so that the last one holds the whole embedding, whose gradient
+        backward makes last.
+        """
+        total = held[0] + held[1]
+        shared = np.isin(self.columns.zero[rows], self.problem.runtime.shared_buckets)[:, None]
+        seconds, ends = np.zeros((2, *total.shape)), np.zeros((2, *total.shape))
+        for expert, elements in enumerate(held if self.problem.model.is_moe else held[:1]):
+            # Chunks after the first are one bucket each.
+            of_first = np.maximum(np.where(shared, total, elements) / chunks / self.bucket_elements(rows), 1)
+            whole = np.ceil(of_first) + chunks - 1
+            embedding = np.zeros_like(total) if expert else self.embedding_elements(rows)
+            last = np.maximum(elements / chunks / of_first, embedding)
+            sizes = np.concatenate([elements / whole, last], axis=1)
+            each, end = np.split(np.stack(self._grid_seconds(rows, sizes, bool(expert), groups)), 2, axis=2)
+            each = whole * each
+            # Interleaved, the first chunk's gradients are reduced after all backwards.
+            share = (embedding + (elements - embedding) / chunks) / np.maximum(elements, 1)
+            end[0] = np.where(chunks > 1, np.maximum(end[0], share * each[0]), end[0])
+            seconds, ends = seconds + each, ends + end
+        return Queue(seconds[0], ends[0]), Queue(seconds[1], ends[1])
+
+    def bucket_elements(self, rows: np.ndarray) -> np.ndarray:
+        """Parameters per gradient bucket, [n, C]: the larger of a constant and so many per replica; where only the
+        first rank of a pipeline cuts its gradients into buckets, all of them on the others."""
+        runtime = self.problem.runtime
+        most = np.maximum(runtime.grad_buckets, runtime.grad_bucket_growth * self.columns.dp[rows])[:, None]
+        cut = self.table.rank[self.plan[rows]] == 0 if runtime.first_rank_buckets else True
+        return np.where(cut, most, np.inf)
+
+    def embedding_elements(self, rows: np.ndarray) -> np.ndarray:
+        """Parameters of the input embedding on each rank, [n, C]."""
+        count = self.table.count[..., self.blocks][self.plan[rows]]
+        return count * self.variants.dense[self.variant[rows], self.blocks][:, None]
 
     def tied_reduction_seconds(self, rows: np.ndarray) -> np.ndarray:
         """Seconds to sum the gradients of weights that the first and the last stage both hold, [n].

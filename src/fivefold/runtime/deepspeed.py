@@ -34,6 +34,10 @@ PROFILE = replace(
     wgrad_bytes=12,
     bf16_wgrad_bytes=20,
     bf16_all_reduces=True,
+    grad_buckets=500_000_000,
+    grad_bucket_growth=0,
+    first_rank_buckets=False,
+    shared_buckets=(1,),
     offloads_in_backward=True,
     loss_moved_bytes=(38, 14),
     tp_beside_dgrad_hidden=0.0,
@@ -60,6 +64,13 @@ PROFILE = replace(
         ),
         "bf16_all_reduces": (
             "DeepSpeed runtime/pipe/engine.py, _bf16_reduce_grads: buffered_allreduce_fallback over the fp32 gradients"
+        ),
+        "grad_buckets": "DeepSpeed's reduce_bucket_size: 5e8 elements; its engine.py reduces as many at a time without",
+        "grad_bucket_growth": "the same, however many replicas",
+        "shared_buckets": (
+            "DeepSpeed runtime/zero/stage_1_and_2.py, reduce_independent_p_g_buckets_and_remove_grads and "
+            "average_tensor, read at 02aa38c3a5: one bucket a dtype, cut by process group when it is full; without "
+            "ZeRO engine.py, _get_gradients_for_reduction (007cca6a2f) keeps them apart"
         ),
         "offloads_in_backward": "ZeRO-Offload (Ren et al. 2021, from memory): gradients leave as they are made",
         "tp_beside_dgrad_hidden": "from memory: asynchronous tensor-parallel all-reduce came with Megatron-LM 3.0",
@@ -110,6 +121,8 @@ SHARDED = replace(
         "scores_kept_fp32": "transformers' eager_attention_forward: softmax in fp32, then cast (from memory)",
         "prefetch_blocks": "DeepSpeed documentation: stage3_prefetch_bucket_size gathers ahead of use",
         "gather_copy_bytes": "from memory: parameters are views of the gathered buffer",
+        "experts_in_block": "DeepSpeed runtime/zero/stage3.py: a bucket has one process group (IPGBucketZ3), and only "
+        "experts that are spread have another",
         "scatter_copy_bytes": "from memory: each gradient is copied into the bucket that is reduced",
         "loss_bytes_per_logit": "as fsdp: transformers' models",
         "loss_moved_bytes": "as fsdp: transformers' models",

@@ -31,6 +31,7 @@ PROFILE = replace(
         "cuDNN past 9.15; before, FlashAttention-2 (sdp_utils.cpp; huggingface/transformers pull request 48163)",
         "repeats_keys_and_values": "transformers' sdpa_attention.py: enable_gqa since PyTorch 2.5 (from memory)",
         "input_gradient_bytes": "transformers' q_proj, k_proj, v_proj and gate_proj, up_proj: as torchtitan",
+        "experts_in_block": "one fully_shard per decoder layer, as torchtitan's",
         "adamw_update_bytes": "torch/optim/adam.py _multi_tensor_adam, PyTorch's default (pytorch/pytorch pull request "
         "95241): decay 8, first moment 12, second 8 and 12, its root 8, correction 8, eps 8, step 16 (from memory)",
         "unfused_norms": "transformers' LlamaRMSNorm and apply_rotary_pos_emb, as its modules run without a compiler",

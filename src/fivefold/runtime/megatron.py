@@ -32,6 +32,7 @@ PROFILE = Profile(
     nccl_bytes_per_group=128 * _MIB,
     fragmentation=0.065,
     grad_buckets=40_000_000,
+    first_rank_buckets=True,
     prefetch_blocks=0,
     tp_beside_dgrad_hidden=1.0,
     tp_beside_wgrad_hidden=0.0,
@@ -84,6 +85,10 @@ PROFILE = Profile(
         "context_bytes": "from memory: CUDA context with loaded kernels on H100, about 0.5 to 0.7 GiB",
         "nccl_bytes_per_group": "from memory: NCCL channel buffers of one communicator, about 0.1 GiB",
         "grad_buckets": "Megatron-LM: bucket size max(40,000,000, 1,000,000 x dp) elements",
+        "first_rank_buckets": (
+            "Megatron-Core distributed_data_parallel.py, read at 001199898c: no buckets where the pipeline rank is not "
+            "0, nor in the model chunks after the first, for which Megatron-LM's training.py disables them"
+        ),
         "tp_beside_dgrad_hidden": "Korthikanti et al. 2022, section 4.2.2: the repeated all-gather is overlapped",
         "tp_in_step": "fit, with nothing hidden beside wgrad: 27 single-node B200 rows of Megatron-LM 0.14, tp 2 to 8",
         "tp_overlap_hidden": "from memory: Transformer Engine userbuffers hide most but not all of the gathers",

@@ -34,6 +34,8 @@ PROFILE = replace(
     loss_moved_bytes=(38, 14),
     wgrad_bytes=12,
     grad_buckets=0,
+    first_rank_buckets=False,
+    shared_buckets=(0,),
     tp_beside_dgrad_hidden=1.0,
     tp_beside_wgrad_hidden=1.0,
     fragmentation=0.28,
@@ -74,6 +76,7 @@ PROFILE = replace(
             "subtraction, exponential, sum, division; scaling and cast backward"
         ),
         "wgrad_bytes": "FP32GradientAccumulator adds each bf16 gradient to an fp32 buffer after backward made it",
+        "shared_buckets": "nanotron trainer.py, _init_model, read at 004a89cae0: one DistributedDataParallel, of all",
         "tp_overlap_hidden": "from memory: tp_linear_async_communication gathers beside a part of the product",
         "tp_beside_dgrad_hidden": (
             "nanotron parallel/tensor_parallel/functional.py: column-parallel layers gather beside dgrad"

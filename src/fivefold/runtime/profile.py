@@ -107,6 +107,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         within a step alone, beside states that are allocated once and lie in segments of their own.
     grad_buckets: parameters per gradient bucket (elements); the last bucket of a step cannot overlap.
     grad_bucket_growth: a bucket has no fewer parameters than this times dp.
+    first_rank_buckets: the ranks of a pipeline after the first reduce their gradients in one piece, and so does the
+        first rank those of its chunks after the first.
+    shared_buckets: ZeRO stages under which experts fill the same buckets as the dense parameters around them; under
+        the others each have buckets of their own.
+    experts_in_block: experts that no parallelism spreads are gathered and scattered with the rest of their block
+        (fully_sharded).
     prefetch_blocks: blocks whose parameters are gathered ahead of use (fully_sharded).
     pipeline_exchange_blocks: non-interleaved pipeline transfers stall the sender until received.
     tp_beside_dgrad_hidden, tp_beside_wgrad_hidden: share that is hidden of the TP collectives which linear layers start
@@ -196,6 +202,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     scores_kept_fp32: bool = False
     sharded_weight_bytes: int = 0
     grad_bucket_growth: int = 1_000_000
+    first_rank_buckets: bool = False
+    shared_buckets: tuple[int, ...] = ()
+    experts_in_block: bool = False
     sharded_loss_bytes_per_logit: int = 0
     gathered_inputs_kept: bool = False
     quantised_gathers: bool = False

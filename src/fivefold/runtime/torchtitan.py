@@ -47,6 +47,7 @@ PROFILE = Profile(
     nccl_bytes_per_group=128 * _MIB,
     fragmentation=0.06,
     grad_buckets=0,
+    experts_in_block=True,
     prefetch_blocks=1,
     tp_beside_dgrad_hidden=0.0,
     tp_beside_wgrad_hidden=0.0,
@@ -76,6 +77,8 @@ PROFILE = Profile(
         "prefetch_blocks": (
             "PyTorch documentation, fully_shard: the next block is gathered while the current one computes"
         ),
+        "experts_in_block": "torchtitan models/llama4/infra/parallelize.py, apply_fsdp, read at 05a6cb3895: only with "
+        "expert parallelism are experts a unit of their own, over their own mesh",
         "loss_bytes_per_logit": (
             "eager cross-entropy, in backward: fp32 log-softmax, its gradient and the logits' in fp32. The 16-bit "
             "logits are gone by then (del pred in torchtitan's forward_backward_step), their fp32 copy since forward"
