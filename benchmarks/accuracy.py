@@ -25,6 +25,7 @@ PLOTS = PAGE.with_name("accuracy")
 PARTS = {
     "shipped": ("<!-- tables: begin (benchmarks/accuracy.py) -->", "<!-- tables: end -->"),
     "wide": ("<!-- wide tables: begin (benchmarks/accuracy_wide.py) -->", "<!-- wide tables: end -->"),
+    "omitted": ("<!-- omitted: begin (benchmarks/accuracy_omitted.py) -->", "<!-- omitted: end -->"),
     "calibrated": ("<!-- calibration: begin (benchmarks/accuracy_calibrated.py) -->", "<!-- calibration: end -->"),
     "constants": ("<!-- constants: begin (benchmarks/ablation.py) -->", "<!-- constants: end -->"),
 }
@@ -227,8 +228,15 @@ def constants(path: Path) -> str:
     return ablation.report(effects, base)
 
 
+def omitted(path: Path) -> str:
+    """What leaving out each column costs, as a table."""
+    import accuracy_omitted
+
+    return accuracy_omitted.report(path)
+
+
 # The parts that need the wider table.
-WIDE = {"wide": wide, "calibrated": calibrated, "constants": constants}
+WIDE = {"wide": wide, "omitted": omitted, "calibrated": calibrated, "constants": constants}
 
 
 def _plot(name: str, svg: str) -> None:
