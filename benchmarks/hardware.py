@@ -82,7 +82,7 @@ def table(heads: list[str], rows: list[list[str]]) -> str:
 
 
 def accelerators() -> str:
-    heads = ["accelerator", "vendor", "memory GB", "HBM TB/s", "bf16", "fp16", "fp8", "fp4", "fp32", "SMs"]
+    heads = ["accelerator", "vendor", "memory GB", "HBM TB/s", "bf16", "fp16", "fp8", "fp4", "tf32", "fp32", "SMs"]
     rows = []
     for name in gpus():
         gpu = load_cluster(name).gpu
@@ -92,7 +92,7 @@ def accelerators() -> str:
                 gpu.vendor,
                 starred(gpu, "memory_bytes", f"{gpu.memory_bytes / 1e9:.1f}"),
                 starred(gpu, "memory_bandwidth_per_s", f"{gpu.memory_bandwidth_per_s / 1e12:.3g}"),
-                *(tera(gpu, kind) for kind in ("bf16", "fp16", "fp8", "nvfp4", "fp32")),
+                *(tera(gpu, kind) for kind in ("bf16", "fp16", "fp8", "nvfp4", "tf32", "fp32")),
                 starred(gpu, "sms", str(gpu.sms)),
             ]
         )

@@ -413,7 +413,7 @@ def test_chips_that_differ_in_power_follow_its_root(name: str, base: str, watts:
 def test_only_the_chips_that_aiter_has_kernels_for_run_them() -> None:
     """gfx942 and gfx950: MI300 and MI350; not MI200's gfx90a, and not what borrows AMD's curve."""
     with_aiter = {name for name in curves() if "aiter" in load_curve(name).attention}
-    assert with_aiter == {"mi300a", "mi300x", "mi325x", "mi350x", "mi355x"}
+    assert with_aiter == {"mi300a", "mi300x", "mi308x", "mi325x", "mi350x", "mi355x"}
     assert load_curve("mi210").attention == load_curve("mi250x-gcd").attention
 
 

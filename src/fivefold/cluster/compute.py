@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 # Bytes of one operand element.
-_OPERAND_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "mxfp8": 1.03, "nvfp4": 0.56, "fp32": 4}
+_OPERAND_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "mxfp8": 1.03, "nvfp4": 0.56, "tf32": 4, "fp32": 4}
 # Bytes moved per output element: activations and their gradients are written in bf16, weight gradients are
 # accumulated into an fp32 buffer, which is read and written.
 _OUTPUT_BYTES = {"fwd": 2, "dgrad": 2, "wgrad": 8}

@@ -15,7 +15,7 @@ from fivefold.cluster.mistakes import legal_keys
 from fivefold.errors import FivefoldError
 
 Kind = Literal["fwd", "dgrad", "wgrad"]
-Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
+Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "tf32", "fp32"]
 Operation = Literal["gemm", "grouped", "attention", "streaming"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 

@@ -31,8 +31,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     memory_bytes: what the driver reports as the device's total, before any context or framework reserve.
     memory_bandwidth_per_s: bytes per second, datasheet.
-    peak_flops_per_s: dense (no structured sparsity) matrix peak by precision, keys among bf16, fp16, fp8, mxfp8, nvfp4
-        and fp32 (fp32: the non-tensor peak); a precision that the GPU does not have is absent.
+    peak_flops_per_s: dense (no structured sparsity) matrix peak by precision, keys among bf16, fp16, fp8, mxfp8, nvfp4,
+        tf32 (fp32 operands on matrix units) and fp32 (the non-tensor peak); a precision that the GPU does not have is
+        absent.
     sms: streaming multiprocessors (compute units on AMD).
     vendor: who makes it, which decides what software runs on it.
     curve: whose compute curve (fivefold.cluster.curve) it follows, None: the one of its own name.
@@ -42,7 +43,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     name: Name
     memory_bytes: Annotated[int, msgspec.Meta(ge=1 << 20, le=1 << 50)]
     memory_bandwidth_per_s: Positive
-    peak_flops_per_s: dict[Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"], Positive]
+    peak_flops_per_s: dict[Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "tf32", "fp32"], Positive]
     sms: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
     vendor: Vendor = "nvidia"
     curve: Name | None = None

@@ -7,7 +7,9 @@ from typing import Literal
 
 import msgspec
 
-Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
+Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "tf32", "fp32"]
+# Whose tensors are fp32: products of TF32 round their operands on the way into the matrix units.
+SINGLE = ("tf32", "fp32")
 # Recipes that quantise the operands of linear layers.
 QUANTISED = ("fp8", "mxfp8", "nvfp4")
 # Bytes of one element of such an operand with its scales: one for a whole tensor, a byte per 32 elements (OCP
@@ -120,4 +122,4 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def compute_bytes(self) -> int:
         """Of one element of an activation, and of a weight as it is multiplied: quantised recipes quantise operands."""
-        return 4 if self.precision == "fp32" else 2
+        return 4 if self.precision in SINGLE else 2
