@@ -45,6 +45,75 @@ from fivefold.measure.predict import choose, predict
         ("Grace Hopper", "gh200"),
         ("CloudMatrix 384", "ascend-910c-die"),
         ("Atlas 800 (9000)", "ascend-910a"),
+        ("NVIDIA T4 16GB", "t4"),
+        ("Tesla T4", "t4"),
+        ("g4dn.2xlarge", "t4"),
+        ("g4dn.12xlarge", "aws-g4dn-12x"),
+        ("ml.g4dn.metal", "aws-g4dn"),
+        ("A30-24GB", "a30"),
+        ("NVIDIA A30", "a30"),
+        ("NVIDIA L40", "l40"),
+        ("L40-48GB", "l40"),
+        ("NVIDIA L20", "l20"),
+        ("RTX 2080 Ti", "rtx-2080-ti"),
+        ("GeForce RTX 2080Ti 11GB", "rtx-2080-ti"),
+        ("TITAN RTX", "titan-rtx"),
+        ("RTX TITAN 24GB", "titan-rtx"),
+        ("Quadro RTX 8000", "quadro-rtx-8000"),
+        ("RTX 3080 10GB", "rtx-3080"),
+        ("RTX 3080 Ti", "rtx-3080-ti"),
+        ("RTX 3090 Ti", "rtx-3090-ti"),
+        ("RTX 3090", "rtx-3090"),
+        ("RTX 4080", "rtx-4080"),
+        ("RTX 5080", "rtx-5080"),
+        ("NVIDIA RTX A5000", "rtx-a5000"),
+        ("RTX A4000", "rtx-a4000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-server"),
+        ("RTX PRO 6000 Blackwell Max-Q", "rtx-pro-6000-max-q"),
+        ("RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000"),
+        ("RTX 6000 Blackwell", "rtx-pro-6000"),
+        ("g7e.48xlarge", "aws-g7e"),
+        ("Tesla V100-PCIE-16GB", "v100-pcie-16g"),
+        ("V100S-PCIE-32GB", "v100s-pcie"),
+        ("p3.16xlarge", "aws-p3"),
+        ("p3dn.24xlarge", "aws-p3dn"),
+        ("p3.8xlarge", "v100-sxm-16g"),
+        ("8x p4de.24xlarge", "aws-p4de"),
+        ("P100-PCIE-16GB", "p100-pcie"),
+        ("Tesla P100", "p100-sxm"),
+        ("A100X", "a100-80g-pcie"),
+        ("A800-PCIe-80GB", "a100-80g-pcie"),
+        ("A800 40GB", "a100-40g-pcie"),
+        ("A100-64GB", "a100-64g-sxm"),
+        ("custom A100 (64 GB)", "a100-64g-sxm"),
+        ("H100 64GB HBM2", "h100-64g"),
+        ("H20 141GB", "h20-141g"),
+        ("H20-3e", "h20-141g"),
+        ("H20 96GB", "h20-sxm"),
+        ("GH200 144GB", "gh200-144g"),
+        ("GH200 480GB", "gh200"),
+        ("GB200 NVL4", "gb200-nvl4"),
+        ("GB200 NVL2", "gb200-nvl2"),
+        ("GB200 NVL36", "gb200-nvl36"),
+        ("GB200 NVL36x2", "gb200-nvl72"),
+        ("GB200 NVL72", "gb200-nvl72"),
+        ("B100", "b100"),
+        ("NVIDIA B200 (1000W)", "b200"),
+        ("MI100", "mi100"),
+        ("AMD Instinct MI250", "mi250-gcd"),
+        ("MI250X", "mi250x-gcd"),
+        ("AMD Instinct MI308X", "mi308x"),
+        ("Intel Data Center GPU Max 1100", "max-1100"),
+        ("Ascend 910B1", "ascend-910b1"),
+        ("Ascend910B2C", "ascend-910b2"),
+        ("910B4 32GB", "ascend-910b4"),
+        ("TPU v2-512", "tpu-v2"),
+        ("AWS Trainium3", "trainium3"),
+        ("trn3", "trainium3"),
+        ("Standard_ND40rs_v2", "azure-nd-v2"),
+        ("g5.12xlarge", "aws-g5-12x"),
+        ("AWS g5.2xlarge", "a10g"),
+        ("g6e.12xlarge (4x L40S)", "aws-g6e-12x"),
     ],
 )
 def test_gpus_under_other_spellings(gpu, system):
@@ -68,7 +137,17 @@ def test_nodes_that_bridges_do_not_divide_are_the_systems_own():
 
 @pytest.mark.parametrize(
     ("gpu", "guessed"),
-    [("L40", True), ("NVIDIA L40S", False), ("Tesla V100-PCIE-16GB", True), ("V100-PCIe", True), ("V100-32GB", False)],
+    [
+        ("L40", False),
+        ("NVIDIA L40S", False),
+        ("Tesla V100-PCIE-16GB", False),
+        ("V100-PCIe", True),
+        ("V100-32GB", False),
+        ("A800-PCIe", True),
+        ("A100X", True),
+        ("Ascend 910B2C", True),
+        ("T4", False),
+    ],
 )
 def test_cards_that_the_catalogue_lacks_are_marked_where_another_stands_in(gpu, guessed):
     assert ("gpu" in read(gpu=gpu, precision_kind="fp16", interconnect="IB").assumed) == guessed
@@ -131,6 +210,33 @@ def test_networks_as_written(words, gigabits):
     assert link.bandwidth_per_s * 8 / 1e9 == pytest.approx(gigabits)
 
 
+@pytest.mark.parametrize(
+    "gpu",
+    ["T4", "A30", "L40", "L20", "RTX 2080 Ti", "RTX 4080", "A5000", "P100", "MI100", "MI250", "MI308X", "Max 1100",
+     "910B4", "TPU v2", "Trainium3", "B100", "GB200 NVL4", "A100-64GB", "H100-64GB", "Tesla V100-PCIE-32GB"],
+)  # fmt: skip
+def test_rows_on_cards_that_were_refused_are_priced(gpu):
+    """GPT-2 XL on 8 of them: a step takes what its products do at the peak, and no more than some 30 times that."""
+    sizes = {"layers": 48, "hidden": 1600, "ffn": 6400, "heads": 25, "kv_heads": 25, "head_dim": 64, "vocab": 50257}
+    case = choose(
+        read(
+            framework="PyTorch FSDP", model="gpt2-xl", gpu=gpu, gpus=8, gpus_per_node=None, interconnect=None,
+            precision_kind="fp16", seq=1024, mbs=8, gbs=64, dp=8, gated_mlp=0, **sizes,
+        )
+    )  # fmt: skip
+    peaks = case.cluster.gpu.peak_flops_per_s
+    at_peak = 6 * 1.56e9 * 64 * 1024 / (8 * peaks.get("fp16", peaks.get("bf16", 0)))
+    assert at_peak < predict(case).seconds.value < 30 * at_peak
+
+
+def test_cards_on_pcie_3_are_slower_to_reach_than_modules():
+    module, card = (read(gpu=gpu, gpus=8, precision_kind="fp16", interconnect=None) for gpu in ("V100", "V100-PCIE"))
+    assert card.cluster.links[0].bandwidth_per_s < module.cluster.links[0].bandwidth_per_s / 5
+    assert read(gpu="V100-32GB", interconnect="PCIe 3.0").cluster.name == "v100-pcie-32g"
+    assert read(gpu="Titan RTX", interconnect="NVLink").cluster.name == "titan-rtx-nvlink"
+    assert read(gpu="A30", interconnect="PCIe + NVLink bridge").cluster.name == "a30-nvlink"
+
+
 def test_a_rate_of_several_cards_is_a_nodes():
     for gpu, words, gigabits in (
         ("A100-80GB", "800 Gb/s IB", 100),
@@ -162,7 +268,7 @@ def test_the_torus_of_a_pod_is_no_network_between_nodes():
 def test_dies_are_the_devices_of_cards_that_have_two():
     case = read(gpu="MI250X", gpus=32, gpus_per_node=4, tp=8, dp=8, interconnect=None)
     assert (case.cluster.gpus, case.cluster.gpus_per_node) == (64, 8)
-    for gpu, per_node in (("AMD MI250", 4), ("Intel Max 1550", 6)):  # a node of so many has cards
+    for gpu, per_node in (("AMD MI250", 4), ("AMD MI250X", 4), ("Intel Max 1550", 6)):  # a node of so many has cards
         cluster = read(gpu=gpu, gpus=4 * per_node, gpus_per_node=per_node, dp=4 * per_node, interconnect=None).cluster
         assert (cluster.gpus, cluster.gpus_per_node) == (8 * per_node, 2 * per_node)
 
@@ -174,11 +280,12 @@ def test_dies_are_the_devices_of_cards_that_have_two():
         ("Trainium", 256, 16, {"tp": 8, "pp": 8, "dp": 8}, (512, 32)),
         ("AWS Trainium2", 64, None, {"tp": 32, "dp": 8}, (256, 64)),
         ("AWS Trainium2", 64, 16, {"tp": 4, "dp": 16}, (64, 16)),
+        ("AWS Trainium3", 64, None, {"tp": 32, "dp": 8}, (256, 64)),
     ],
 )
 def test_ranks_on_cores_have_their_share_of_a_chip(gpu, gpus, per_node, degrees, world):
     cluster = read(framework="NxD", gpu=gpu, gpus=gpus, gpus_per_node=per_node, interconnect=None, **degrees).cluster
-    chip = load_cluster("trainium2" if "2" in gpu[-1] else "trainium")
+    chip = load_cluster(f"trainium{gpu[-1]}" if gpu[-1] in "23" else "trainium")
     share = world[1] // chip.gpus_per_node
     assert (cluster.gpus, cluster.gpus_per_node) == world
     assert cluster.gpu.peak_flops_per_s["bf16"] * share == chip.gpu.peak_flops_per_s["bf16"]
@@ -215,7 +322,8 @@ def test_nodes_of_v100_in_a_cloud_have_its_network():
 @pytest.mark.parametrize(
     ("gpu", "gib"),
     [
-        ("MI250X (128GB)", 64),
+        ("MI250X (128GB)", 64), ("MI250 128GB", 64), ("T4 16GB", 14.75), ("RTX 2080 Ti 22GB", 22), ("P100 12GB", 12),
+        ("RTX 3080 12GB", 12), ("910B4 64GB", 64), ("Max 1100 48GB", 47.4), ("A30 24GB", 23.5),
         ("A100-64GB", 64), ("H20 141GB", 141), ("A100-80GB", 80), ("GH200 480GB", 94.5), ("MI300X-192GB", 192),
         ("GH200 120GB", 94.5), ("GH200 144GB", 142), ("A10G", 22), ("A10G 24GB", 22), ("A100 (200Gb/s IB)", 79.2),
     ],

@@ -47,7 +47,7 @@ class _Card(NamedTuple):
 _CARDS = (
     _Card(re.compile(r"MI250|MAX ?15[05]0|\bPVC\b|PONTE VECCHIO", re.IGNORECASE), (2,), nodes=(4, 6)),
     _Card(re.compile(r"910C", re.IGNORECASE), (2,)),
-    _Card(re.compile(r"TRAINIUM ?-?2|TRN2", re.IGNORECASE), (4, 8), of_node=16),
+    _Card(re.compile(r"TRAINIUM ?-?[23]|TRN[23]", re.IGNORECASE), (4, 8), of_node=16),
     _Card(re.compile(r"TRAINIUM|TRN1", re.IGNORECASE), (2,), of_node=16),
 )
 

@@ -9,78 +9,12 @@ import msgspec
 
 from fivefold.cluster import Cluster, aliases, clusters, load_cluster, load_curve_of
 from fivefold.errors import FivefoldError
+from fivefold.measure.chips import CHIPS
 from fivefold.measure.frameworks import Framework
 from fivefold.measure.networks import with_network
 from fivefold.measure.runs import Run
 from fivefold.measure.unstated import dated
 
-# (pattern in the published name, system of the catalogue, whether something about it is assumed: form factor, memory).
-# The first that matches counts.
-_GPUS: tuple[tuple[str, str, bool], ...] = (
-    (r"GB300", "gb300-nvl72", False),
-    (r"B300", "b300", False),
-    (r"GB200", "gb200-nvl72", False),
-    (r"GH200|GRACE[- ]?HOPPER", "gh200", True),
-    (r"H200[- ]?NVL", "h200-nvl", False),
-    (r"H200", "h200-sxm", False),
-    (r"B200", "b200", False),
-    (r"H20\b", "h20-sxm", False),
-    (r"H800.*PCIE", "h100-pcie", True),
-    (r"H800", "h800-sxm", False),
-    (r"H100.*PCIE", "h100-pcie", False),
-    (r"H100.*NVL(?!INK)", "h100-nvl", False),
-    (r"H100.*96GB.*500W", "h100-96g-500w", False),
-    (r"H100.*96GB.*HBM2E", "h100-96g-500w", True),
-    (r"H100.*96GB", "h100-96g", True),
-    (r"H100.*HBM3|H100.*SXM|DGX[- ]?H100|HGX[- ]?H100", "h100-sxm", False),
-    (r"H100", "h100-sxm", True),
-    (r"A800.*PCIE", "a100-80g-pcie", True),
-    (r"A800", "a800-80g-sxm", True),
-    (r"A100[- ]?PCIE[- ]?40|A100.*40.*PCIE", "a100-40g-pcie", False),
-    (r"A100.*PCIE", "a100-80g-pcie", False),
-    (r"A100.*40G|A100-40\b", "a100-40g-sxm", False),
-    (r"A100-80GB$|A100-80GB \(NDM|A100.*SXM.*80", "a100-80g-sxm", False),
-    (r"A100", "a100-80g-sxm", True),
-    (r"MI355", "mi355x", False),
-    (r"MI350", "mi350x", False),
-    (r"MI325", "mi325x", False),
-    (r"MI300A", "mi300a", False),
-    (r"MI300", "mi300x", False),
-    (r"MI250", "mi250x-gcd", True),
-    (r"MI210", "mi210", False),
-    (r"V100.*PCI.*16G", "v100-sxm-16g", True),
-    (r"V100.*PCI", "v100-sxm-32g", True),
-    (r"V100.*16G", "v100-sxm-16g", False),
-    (r"V100.*DGX-2", "v100-dgx2", False),
-    (r"V100.*32G", "v100-sxm-32g", False),
-    (r"V100", "v100-sxm-32g", True),
-    (r"5090", "rtx-5090", False),
-    (r"4090", "rtx-4090", False),
-    (r"3090", "rtx-3090", False),
-    (r"PRO 6000", "rtx-pro-6000", False),
-    (r"6000[- ]?ADA|ADA[- ]?6000", "rtx-6000-ada", False),
-    (r"A6000", "rtx-a6000", False),
-    (r"\bA40\b", "a40", False),
-    (r"\bA10G\b", "a10g", False),
-    (r"910C|ATLAS[- ]?(800T?|900)[- ]?A3|CLOUD ?MATRIX", "ascend-910c-die", True),
-    (r"910B|ATLAS[- ]?(800T?|900)[- ]?A2", "ascend-910b", True),
-    (r"ASCEND[- ]?910A?\b|^910A?\b|ATLAS[- ]?[89]00\b", "ascend-910a", True),
-    (r"L40S", "l40s", False),
-    (r"L40", "l40s", True),
-    (r"(GAUDI|HPU) ?-?2|HL-?225", "gaudi2", False),
-    (r"GAUDI ?-?3|HL-?325", "gaudi3", False),
-    (r"IRONWOOD|TPU[- ]?V?7(?!\d)|^V7X-\d", "tpu-v7x", False),
-    (r"V6E|TRILLIUM|TPU.*V6", "tpu-v6e", False),
-    (r"V5P", "tpu-v5p", False),
-    (r"V5 ?E|V5 ?LITE|TPU.*V5", "tpu-v5e", False),
-    (r"TPU.*V4|^V4-\d", "tpu-v4", False),
-    (r"TPU.*V3|^V3-\d", "tpu-v3", False),
-    (r"TRAINIUM ?-?2|TRN2", "trainium2", False),
-    (r"TRAINIUM|TRN1", "trainium", False),
-    (r"MAX ?15[05]0|\bPVC\b|PONTE VECCHIO", "max-1550-tile", True),
-    (r"\bL4\b", "l4", False),
-    (r"\bA10\b", "a10", False),
-)
 # (system, pattern in the published network) -> the catalogue's system with that network.
 _NETWORKS: tuple[tuple[str, str, str], ...] = (
     ("h100-sxm", r"EFA|\bp5\b", "aws-p5"),
@@ -93,11 +27,11 @@ _NETWORKS: tuple[tuple[str, str, str], ...] = (
     ("h100-sxm", r"TCPX\b", "gcp-a3-highgpu"),
 )
 # Nodes of clouds without a system of their own: their network (vendors' pages, from memory).
-_NODES = ((r"\bp3dn\b", "100 Gbps per node"), (r"\bp3\.16", "25 Gbps per node"), (r"\bp3\.8", "10 Gbps per node"))
+_NODES = ((r"\bp3\.8", "10 Gbps per node"), (r"\bg5\.24", "50 Gbps per node"), (r"\bg6e\.24", "200 Gbps per node"))
 # Devices that a chip of these counts as, where nodes have so many times more than chips (from memory).
-_CORES = {"trainium": (2,), "trainium2": (4, 8)}
+_CORES = {"trainium": (2,), "trainium2": (4, 8), "trainium3": (4, 8)}
 # Cards of two dies, whose memory a name has where the catalogue has one die's.
-_OF_TWO_DIES = ("mi250x-gcd", "ascend-910c-die", "max-1550-tile")
+_OF_TWO_DIES = ("mi250x-gcd", "mi250-gcd", "ascend-910c-die", "max-1550-tile")
 _SHARE_OF_TWO = 0.15
 # Cards of which the name alone means the SXM module, where the row's links are PCIe's.
 _ON_PCIE = {
@@ -106,6 +40,9 @@ _ON_PCIE = {
     "a800-80g-sxm": "a100-80g-pcie",
     "h100-sxm": "h100-pcie",
     "h800-sxm": "h100-pcie",
+    "v100-sxm-16g": "v100-pcie-16g",
+    "v100-sxm-32g": "v100-pcie-32g",
+    "p100-sxm": "p100-pcie",
 }
 _NO_NVLINK = r"\b(?:no|without|w/o) NVLink\b(?! (?:across|between|beyond|outside))"
 # GPUs of a board without a switch, where nodes of several have so many; links then join each pair.
@@ -128,14 +65,14 @@ _FA2_OVER_FA1 = 1.7
 def cluster_of(run: Run, line: Framework, assumed: set[str]) -> Cluster:
     """The cluster of a row. Raises FivefoldError for a GPU that the catalogue lacks."""
     name = re.sub(r"(?<=\d)[ _](?=GI?B)", "", (run.gpu or "").upper())
-    found = next(((system, guess) for pattern, system, guess in _GPUS if re.search(pattern, name)), None)
+    found = next(((system, guess) for pattern, system, guess in CHIPS if re.search(pattern, name)), None)
     found = found or _by_catalogue(name)
     if found is None:
         raise FivefoldError(f"the GPU {str(run.gpu)[:60]!r} is not in the catalogue", code="unknown-gpu", value=run.gpu)
     system, guessed = _of_cloud(run, found)
     if system == "a100-80g-sxm" and guessed and dated(run) < _LARGER_A100:
         system = "a100-40g-sxm"
-    if system.endswith("-sxm") and _is_pcie(run):
+    if _is_pcie(run):
         system = _ON_PCIE.get(system, system)
     if f"{system}-nvlink" in clusters() and _is_bridged(run):
         system = f"{system}-nvlink"
@@ -252,6 +189,8 @@ def _by_catalogue(name: str) -> tuple[str, bool] | None:
     whole = name.strip().lower().replace(" ", "-").removeprefix("ml.")
     bare = re.sub(r"^(?:nvidia|amd|aws|intel|google)-+", "", whole)
     known = next((one for one in (whole, bare) if one in clusters() or one in aliases()), None)
+    nodes = (word for word in re.findall(r"[\w.-]+", name.lower()) if aliases().get(word, "").startswith(_CLOUDS))
+    known = known or next(nodes, None)
     return None if known is None else (known, False)
 
 
