@@ -139,6 +139,31 @@ def test_single_precision_before_bf16_is_priced():
     assert 3 < single / half < 8
 
 
+def test_tf32_runs_products_of_fp32_tensors_on_matrix_units():
+    """At half the rate of bf16 on Ampere and later, with twice the bytes; before, and where a row denies it, at that of
+    the vector units, an eighth of it."""
+    row: dict[str, Any] = {"framework": "PyTorch DDP", "gpus": 8, "gbs": 64, "mbs": 8, "gpu": "A100-80GB"}
+    half, tensor, vector = (
+        predict(read(**row, precision_kind=kind)).seconds.value for kind in ("bf16", "tf32", "fp32")
+    )
+    assert 1.7 < tensor / half < 2.3
+    assert 5 < vector / tensor < 8
+    assert read(**row, precision_kind="fp32", precision="TF32").work.precision == "tf32"
+    assert read(**row, precision_kind="fp32", precision="FP32, no TF32").work.precision == "fp32"
+    older = read(**{**row, "gpu": "V100-32GB"}, precision_kind="tf32")
+    assert older.work.precision == "fp32" and "precision" in older.assumed
+
+
+@pytest.mark.parametrize("kind", ["tf32", "fp32"])
+def test_fp32_weights_are_their_own_masters(kind):
+    """Weights, gradients and two moments: 16 bytes a parameter of a replica, where bf16 has 2 more, and no gradient is
+    reduced in 16 bit."""
+    case = read(framework="PyTorch DDP", gpus=8, gbs=8, seq=16, gpu="A100-80GB", precision_kind=kind)
+    assert predict(case).peak_bytes == pytest.approx(16 * 8.03e9, rel=0.05)
+    assert read(framework="HF FSDP", precision_kind=kind).work.grad_dtype == "fp32"
+    assert read(framework="HF FSDP", precision_kind="bf16").work.grad_dtype == "bf16"
+
+
 def test_a_missing_micro_batch_is_weighed_with_what_it_recomputes():
     """Over one slow card a node, gathers of ZeRO-3 cost more than recomputing all for eight times as few of them."""
     row: dict[str, Any] = {"framework": "DeepSpeed ZeRO-3", "mbs": None, "gbs": 1024, "interconnect": "100 Gb/s"}
@@ -282,7 +307,8 @@ def test_numbers_in_words_that_cannot_be_are_not_read(changes):
     [
         ("float16", "fp16"), ("half", "fp16"), ("bfloat16", "bf16"), ("float32", "fp32"), ("e4m3 blockwise", "fp8"),
         ("MX-FP8", "fp8"), ("FP8-MX", "fp8"), ("16-mixed", "fp16"), ("bf16-mixed", "bf16"), ("mixed precision", "bf16"),
-        ("fp16, no fp8", "fp16"), ("fp8=False, fp16", "fp16"),
+        ("fp16, no fp8", "fp16"), ("fp8=False, fp16", "fp16"), ("TF32", "tf32"), ("fp32 (TF32)", "tf32"),
+        ("fp32, no TF32", "fp32"), ("float32, allow_tf32=False", "fp32"), ("TF32 and bf16 mixed", "bf16"),
     ],
 )  # fmt: skip
 def test_precisions_in_words(words, precision):

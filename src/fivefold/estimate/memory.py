@@ -9,7 +9,7 @@ import numpy as np
 from fivefold.estimate.arrays import distinct, dot
 from fivefold.estimate.reduction import Reductions
 from fivefold.estimate.trainer_memory import TrainerMemory
-from fivefold.layout.workload import QUANTISED, QUANTISED_BYTES
+from fivefold.layout.workload import QUANTISED, QUANTISED_BYTES, SINGLE
 
 MASTER_BYTES = 4
 CATEGORIES = (
@@ -49,8 +49,10 @@ class MemoryModel(Reductions):
         whole = dense + expert
         over_dense, over_expert = self.shards(rows)
         sharded = dense / over_dense + expert / over_expert
-        weights = runtime.weight_bytes * whole
-        if runtime.sharded_weight_bytes:
+        single = self.problem.work.precision in SINGLE
+        # Where tensors are fp32 the weights are their own masters, whole or in shards.
+        weights = (MASTER_BYTES if single and not fully else runtime.weight_bytes) * whole
+        if runtime.sharded_weight_bytes and not single:
             weights = weights + np.where((c.zero[rows] == 3)[:, None], runtime.sharded_weight_bytes * sharded, 0.0)
         if self.problem.work.precision in QUANTISED and not fully:
             weights = self._quantised_weights(rows, whole)
@@ -78,7 +80,7 @@ class MemoryModel(Reductions):
         return {
             "weights": weights,
             "gradients": self.grad_bytes * self._held_gradients(rows, whole, sharded),
-            "master": MASTER_BYTES * sharded * self.trains,
+            "master": MASTER_BYTES * sharded * self.trains * (fully or not single),
             "optimizer": self.state_bytes(rows, whole) * sharded * self.trains,
             "gathered": gathered,
             "buffers": buffers,

@@ -16,7 +16,7 @@ from fivefold.cluster.curve import Precision
 from fivefold.cluster.groups import Placement, place
 from fivefold.estimate import by_operation
 from fivefold.estimate.exposed import ExchangePricer
-from fivefold.estimate.kernels import flash_seconds, launch_seconds, unfused_seconds
+from fivefold.estimate.kernels import core_seconds, launch_seconds
 from fivefold.estimate.ledger import Column, Exchange, Ledger, Stream, Weight
 from fivefold.estimate.products import ProductPricer, Products, backward_passes
 from fivefold.estimate.recomputed import (
@@ -241,11 +241,8 @@ class Pricer:
         total = np.zeros(keys), np.zeros(keys)
         for row in ledger.attends:
             work = np.broadcast_to(np.asarray(row.flops, dtype=float), (keys,))
-            if self.work.attention == "unfused":
-                ahead, back = unfused_seconds(self.curve, self.gpu, row, work, self.sixteen_bit, self.work.dropout)
-            else:
-                ahead, back = flash_seconds(self.curve, self.gpu, row, work, self.sixteen_bit, self.attention_kernel)
-            ahead, back = self.curve.in_step * ahead, self.curve.in_step * back
+            alone = core_seconds(self.curve, self.gpu, row, work, self.work, self.sixteen_bit, self.attention_kernel)
+            ahead, back = (self.curve.in_step * seconds for seconds in alone)
             sums.flops += work
             sums.forward[_COMPUTE] += ahead
             sums.backward[_COMPUTE] += back

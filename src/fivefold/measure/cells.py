@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from fivefold.errors import FivefoldError
 
 CLOSED: dict[str, tuple[str, ...]] = {
-    "precision_kind": ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32", "unknown"),
+    "precision_kind": ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "tf32", "fp32", "unknown"),
     "recompute_kind": ("none", "selective", "full", "unknown"),
     "mem_kind": ("allocated", "reserved", "nvidia-smi", "unknown"),
 }

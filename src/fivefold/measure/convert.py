@@ -15,7 +15,7 @@ import msgspec
 from fivefold.cluster import Cluster, load_curve_of
 from fivefold.errors import FivefoldError
 from fivefold.layout import Layout, Workload
-from fivefold.layout.workload import Lora, Precision
+from fivefold.layout.workload import SINGLE, Lora, Precision
 from fivefold.measure.architecture import model_of
 from fivefold.measure.attention import drops_out, is_unfused
 from fivefold.measure.complete import completed
@@ -85,6 +85,7 @@ _NEXT_PRECISION: dict[Precision, Precision] = {
     "fp8": "bf16",
     "bf16": "fp16",
     "fp16": "bf16",
+    "tf32": "fp32",
 }
 
 
@@ -167,6 +168,7 @@ def _workload(run: Run, line: Framework, runtime: str, cluster: Cluster, assumed
     pure = "Mode=PURE" in (run.overlap or "")
     whole = load_runtime(runtime).sharding == "distributed_optimizer"
     narrow = pure or (line.grad_dtype if whole else line.sharded_grad_dtype) == "bf16"
+    narrow = narrow and precision not in SINGLE  # gradients of fp32 weights are what they are
     if narrow:
         assumed.add("grad_dtype")
     return Workload(

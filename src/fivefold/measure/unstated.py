@@ -55,9 +55,11 @@ def _name_of_other(run: Run, name: str) -> str:
 
 def precision_of(run: Run, line: Framework) -> tuple[str, bool]:
     """(kind of precision, whether it is stated); where none is, what the published words name, or the line's."""
+    text = run.precision or ""
+    if run.precision_kind == "fp32" and precision_in_words(text) == "tf32":  # of whose tensors that is the width
+        return "tf32", True
     if run.precision_kind not in (None, "unknown"):
         return str(run.precision_kind), True
-    text = run.precision or ""
     if trains_adapters(run):  # what is in 4 bits is the frozen model
         text = re.sub(r"\b4-?bit\b", " ", text, flags=re.IGNORECASE)
     return precision_in_words(text) or line.precision, False

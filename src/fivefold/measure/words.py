@@ -17,7 +17,8 @@ _PRECISIONS: tuple[tuple[str, str], ...] = (
     (r"fp-?8|float8|e4m3|e5m2", "fp8"),
     (r"bf-?16|bfloat", "bf16"),
     (r"fp-?16|float16|\bhalf\b|16-mixed|\bamp o[12]\b|\bapex\b", "fp16"),
-    (r"fp-?32|float32|\btf-?32|\bsingle\b|\b32-true", "fp32"),
+    (r"\btf-?32", "tf32"),
+    (r"fp-?32|float32|\bsingle\b|\b32-true", "fp32"),
 )
 # What is sent or kept in 8 bits beside products in 16.
 _SENT = re.compile(
