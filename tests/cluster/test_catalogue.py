@@ -412,9 +412,25 @@ BASE = 'base = "h100-sxm"\n'
         ),
         # Anything this small makes a step longer than a float can say.
         (BASE + '[[links]]\nname = "nvlink"\nbandwidth_per_s = 1e-300', r"links\.nvlink\.bandwidth_per_s"),
-        (BASE + '[[links]]\nname = "nvlink"\npeer_bandwidth_per_s = 1e-300', "peer_bandwidth_per_s.*under 1 byte"),
+        (BASE + '[[links]]\nname = "nvlink"\npeer_bandwidth_per_s = 1e-300', "peer_bandwidth_per_s.*under 1 MB/s"),
         (BASE + '[[links]]\nname = "nvlink"\nefficiency = 1e-300', r"links\.nvlink\.efficiency"),
         (BASE + "[gpu]\nmemory_bandwidth_per_s = 0.5", r"gpu\.memory_bandwidth_per_s"),
+        # Gigabytes and teraflops typed as they are on the datasheet, which would be years a step.
+        (
+            BASE + '[[links]]\nname = "nvlink"\nbandwidth_per_s = 450',
+            "links.nvlink.bandwidth_per_s.*bytes per second",
+        ),
+        (
+            BASE + '[[links]]\nname = "infiniband"\ncards = 8\ncard_bits_per_s = 400',
+            "bytes per second: 450 GB/s is 450e9",
+        ),
+        (
+            BASE + '[[links]]\nname = "nvlink"\npeer_bandwidth_per_s = 50',
+            "peer_bandwidth_per_s = 50 .*bytes per sec",
+        ),
+        (BASE + "[gpu]\npeak_flops_per_s = { bf16 = 989 }", r"gpu\.peak_flops_per_s.*989 TFLOP/s is 989e12"),
+        (BASE + "[gpu]\nmemory_bandwidth_per_s = 3350", r"gpu\.memory_bandwidth_per_s.*bytes per second"),
+        (BASE + "host_link_bandwidth_per_s = 27", "host_link_bandwidth_per_s.*bytes per second"),
         (BASE + "host_memory_bytes = -1", "host_memory_bytes"),
         (BASE + "host_link_bandwidth_per_s = nan", "host_link_bandwidth_per_s"),
         (BASE + "host_work_ratio = 0", "host_work_ratio"),

@@ -18,12 +18,12 @@ from fivefold.cluster.mistakes import convert, file_error, refuse_nan
 from fivefold.cluster.spec import (
     NCCL_ALGORITHMS,
     Algorithm,
+    Bandwidth,
     Cluster,
     Count,
     Gpu,
     HostBytes,
     Name,
-    Positive,
     Seconds,
     Text,
     WorkRatio,
@@ -49,8 +49,8 @@ class _ClusterFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     algorithms: Annotated[tuple[Algorithm, ...], msgspec.Meta(min_length=1)] | None = None
     keep_links: bool = True
     host_memory_bytes: HostBytes | None = None
-    host_link_bandwidth_per_s: Positive | None = None
-    host_memory_bandwidth_per_s: Positive | None = None
+    host_link_bandwidth_per_s: Bandwidth | None = None
+    host_memory_bandwidth_per_s: Bandwidth | None = None
     host_pcie: Text | None = None
     host_sockets: Annotated[int, msgspec.Meta(ge=0, le=64)] | None = None
     host_work_ratio: WorkRatio | None = None
@@ -242,8 +242,8 @@ def check_cluster(cluster: Cluster, label: str) -> None:
         raise file_error(label, "no link is left", "add [[links]] or drop keep_links = false")
     check_spans([link.span for link in cluster.links], label)
     for link in cluster.links:
-        if 0 < link.peer_bandwidth_per_s < 1:
-            problem = f"peer_bandwidth_per_s = {link.peer_bandwidth_per_s:g} of {link.name[:40]!r} is under 1 byte/s"
+        if 0 < link.peer_bandwidth_per_s < 1e6:
+            problem = f"peer_bandwidth_per_s = {link.peer_bandwidth_per_s:g} of {link.name[:40]!r} is under 1 MB/s"
             raise file_error(label, problem, "give bytes per second, or 0 for a switched link", "peer_bandwidth_per_s")
     refuse_nan(msgspec.to_builtins(cluster), label, "")
     if cluster.compute:

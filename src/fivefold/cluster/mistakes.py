@@ -23,12 +23,20 @@ def convert(table: dict[str, Any], kind: Any, label: str, place: str) -> Any:
         text = str(error).replace("`$", f"`{place}" if place else "`").replace("`.", "`")
         raise FivefoldError(
             f"Cluster file {label!r}: {text}{f' in {place}' if place and place not in text else ''}. Correct that key."
+            + _unit(text)
             + legal_keys(text, kind),
             code="bad-cluster-file",
             option=place or "--cluster",
             value=label,
             legal=list(kind.__struct_fields__),
         ) from error
+
+
+def _unit(text: str) -> str:
+    """What a rate is counted in, where msgspec's `text` finds one too small; '' for other mistakes."""
+    if ">= 1000000.0" in text:
+        return " It is in bytes per second: 450 GB/s is 450e9."
+    return " It is in FLOP per second: 989 TFLOP/s is 989e12." if ">= 1000000000.0" in text else ""
 
 
 def legal_keys(text: str, kind: Any) -> str:

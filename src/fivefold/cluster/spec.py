@@ -14,9 +14,11 @@ Algorithm = Literal["ring", "tree", "hierarchical", "in_network"]
 # after the other) is for libraries that have it; NCCL does not, and measured multi-node bandwidths follow its ring.
 NCCL_ALGORITHMS: tuple[Algorithm, ...] = ("ring", "tree", "in_network")
 
-# Ranges that any real machine is far inside of; they keep hostile or mistyped files out (10 GB/s typed as 10 passes).
-# Rates start at one per second and shares at one in a million: less would make times that no float holds.
-Positive = Annotated[float, msgspec.Meta(ge=1, le=1e20)]
+# Ranges that any real machine is far inside of; they keep hostile or mistyped files out. Bandwidths start at 1 MB/s and
+# arithmetic at 1 GFLOP/s, so that 450 for 450 GB/s and 989 for 989 TFLOP/s are refused, not priced as years a step.
+# Shares start at one in a million: less would make times that no float holds.
+Bandwidth = Annotated[float, msgspec.Meta(ge=1e6, le=1e20)]
+Flops = Annotated[float, msgspec.Meta(ge=1e9, le=1e20)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 Fraction = Annotated[float, msgspec.Meta(ge=1e-6, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -42,8 +44,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     name: Name
     memory_bytes: Annotated[int, msgspec.Meta(ge=1 << 20, le=1 << 50)]
-    memory_bandwidth_per_s: Positive
-    peak_flops_per_s: dict[Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "tf32", "fp32"], Positive]
+    memory_bandwidth_per_s: Bandwidth
+    peak_flops_per_s: dict[Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "tf32", "fp32"], Flops]
     sms: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
     vendor: Vendor = "nvidia"
     curve: Name | None = None
@@ -71,7 +73,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     name: Name
     span: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
-    bandwidth_per_s: Positive
+    bandwidth_per_s: Bandwidth
     latency_s: Seconds
     efficiency: Fraction = 1.0
     all_to_all_efficiency: Fraction | None = None
@@ -133,8 +135,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     compute: dict[str, Any] = {}
     source: Text = ""
     host_memory_bytes: HostBytes | None = None
-    host_link_bandwidth_per_s: Positive | None = None
-    host_memory_bandwidth_per_s: Positive | None = None
+    host_link_bandwidth_per_s: Bandwidth | None = None
+    host_memory_bandwidth_per_s: Bandwidth | None = None
     host_pcie: Text = ""
     host_sockets: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
     host_work_ratio: WorkRatio = 1.0
