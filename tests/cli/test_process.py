@@ -90,6 +90,19 @@ def test_bytes_that_are_not_utf_8_are_shown_as_such() -> None:
     assert json.loads(done.stdout)["inputs"]["arguments"][1] == "?"
 
 
+def test_an_interrupt_while_the_command_line_is_imported_is_one_word() -> None:
+    code = (
+        "import runpy, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'cyclopts': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "runpy.run_module('fivefold', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 def test_progress_is_told_on_standard_error(capsys, monkeypatch) -> None:
     from time import sleep
 
