@@ -168,6 +168,11 @@ def sweep(run, tmp_path: Path, *flags: str) -> tuple[Path, dict[str, Any]]:
     return out, done.document
 
 
+def test_a_sweeps_first_command_names_its_file_without_an_empty_folder(run, tmp_path: Path) -> None:
+    done = run("sweep", *SMALL, "--top", "1", "-o", f"{tmp_path / 'swept'}/", "--json")
+    assert done.document["start"] == f"sbatch {tmp_path / 'swept'}/sweep.sbatch"
+
+
 def test_a_sweep_is_an_array_of_the_best_layouts(run, tmp_path: Path) -> None:
     out, document = sweep(run, tmp_path)
     text = (out / "sweep.sbatch").read_text()

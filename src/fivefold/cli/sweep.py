@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from shlex import quote
 
 from msgspec import convert
@@ -94,7 +94,8 @@ def written(
     paths = write_files(files, root)
     for at in range(len(made)):
         found.plans[at].save(root / candidate(at) / PLAN)
-    command = f"sbatch {quote(f'{out}/sweep.sbatch')}" if start == "slurm" else f"bash {quote(f'{out}/sweep.sh')}"
+    shown = PurePath(out)  # as it was given, without a slash at its end
+    command = f"sbatch {quote(f'{shown}/sweep.sbatch')}" if start == "slurm" else f"bash {quote(f'{shown}/sweep.sh')}"
     return Written(question, found, tuple(paths), command)
 
 
