@@ -166,6 +166,29 @@ def test_rows_that_would_look_the_same_show_their_split(run) -> None:
     assert "2-3x2-4" not in alone.get()
 
 
+def test_columns_move_together_before_a_word_is_folded() -> None:
+    from rich.console import Console
+
+    import fivefold as ff
+    from fivefold.cli.render.plan import LayoutsTable
+
+    model, cluster = ff.load_model("deepseek-v2-lite", layers=4), ff.load_cluster("h100-sxm", gpus=8)
+    work = ff.Workload(seq_len=1024, global_batch=16)
+    again = ff.Recompute(kind="selective", modules=("layernorm", "moe_act", "mla_up_proj"))
+    row = ff.estimate(model, cluster, work, ff.Layout(tp=2, cp=2, ep=2, recompute=again))
+    found = ff.plan(model, cluster, work, pins={"tp": [2], "pp": [1], "recompute": ["none"]}, top=1)
+    whole = {}
+    for width in range(80, 110):
+        console = Console(width=width)
+        with console.capture() as captured:
+            console.print(LayoutsTable(found, [row]))
+        if "MFU" in captured.get():  # with all columns
+            whole[width] = "norm+act+mla" in captured.get()
+    narrowest = min(width for width in whole if whole[width])
+    assert narrowest < 90
+    assert all(whole[width] for width in range(narrowest, 110))
+
+
 def test_a_ramp_says_how_many_levels_it_leaves_out(run) -> None:
     command = "estimate gpt2 --gpus 4 --seq 1024 --ramp 4:64:1B"
     levels = run(f"{command} --json").document["ramp"]["steps"]

@@ -163,17 +163,18 @@ class LayoutsTable:
         self.found, self.plans = found, list(plans)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        tables = [layouts_table(self.found, self.plans, without, gap) for without in _LEFT_OUT for gap in _GAPS]
-        fitting = (each for each in tables if _needed(each) <= options.max_width)
-        yield next(fitting, tables[-1])
+        tables = [[layouts_table(self.found, self.plans, without, gap) for gap in _GAPS] for without in _LEFT_OUT]
+        # Closer columns before folded words, and folded words before fewer columns.
+        tries = ((table, word) for group in tables for word in (options.max_width, _WORD) for table in group)
+        yield next((table for table, word in tries if _needed(table, word) <= options.max_width), tables[-1][-1])
 
 
-def _needed(table: Table) -> int:
-    """The least width at which only columns of words are folded, and those not below their heads or _WORD cells."""
+def _needed(table: Table, word: int) -> int:
+    """The least width at which only columns of words are folded, and those not below their heads or `word` cells."""
     widths = 0
     for column in table.columns:
         cells = max(len(str(cell)) for cell in column.cells)
-        widths += max(len(str(column.header)), cells if column.no_wrap else min(cells, _WORD))
+        widths += max(len(str(column.header)), cells if column.no_wrap else min(cells, word))
     _, right, _, left = Padding.unpack(table.padding)
     return widths + (left + right + 1) * len(table.columns) + 1  # padding and divider of each, and the edge
 
