@@ -110,6 +110,27 @@ def test_catalogue_wins_over_a_folder_of_the_same_name(tmp_path: Path, monkeypat
         load_model("./gpt2")
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("meta-llama/Llama-3.1-70B", "llama-3.1-70b"),
+        ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"),
+        ("deepseek-ai/DeepSeek-V3", "deepseek-v3"),
+        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+    ],
+)
+def test_a_publishers_name_is_answered_with_the_catalogues(name: str, near: str) -> None:
+    with pytest.raises(FivefoldError, match="nothing is downloaded") as caught:
+        load_model(name)
+    assert near in caught.value.message
+
+
+@pytest.mark.parametrize("path", ["./llama-3-70b", "somewhere/config.json", "../llama-3-70b", "/gpt2", "a/b/gpt2"])
+def test_a_path_that_is_not_there_is_no_publishers_name(path: str) -> None:
+    with pytest.raises(FivefoldError, match="no such file"):
+        load_model(path)
+
+
 def test_the_room_imports_neither_torch_nor_transformers() -> None:
     code = "import sys, fivefold.model; print([m for m in ('torch', 'transformers', 'scipy') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -74,6 +74,8 @@ def _read(model: str | Path | Mapping[str, Any], mtp: bool) -> ModelSpec:
         found = entry(name)
         return read_config(found.config, name=name, source=found.source, mtp=mtp)
     if isinstance(model, Path) or _looks_like_path(model):
+        if isinstance(model, str):
+            _refuse_hub_name(model)
         return read_config(model, mtp=mtp)
     raise _unknown(model)
 
@@ -92,6 +94,24 @@ def _spellings() -> dict[str, str]:
 def _plain(name: str) -> str:
     """Hyphens, underscores and capitals do not distinguish models; the dot does (qwen2.5-7b is not qwen2-57b)."""
     return name.strip().lower().replace("-", "").replace("_", "")
+
+
+def _refuse_hub_name(model: str) -> None:
+    """Raises FivefoldError, with the catalogue's names, for owner/name as a hub has it, where no such folder exists."""
+    owner, slash, name = model.partition("/")
+    if not slash or not owner.strip(".~") or "/" in name or Path(name).suffix in (".json", ".toml") or _exists(model):
+        return
+    known = resolve(name)
+    near = [known] if known is not None else close_matches(name.lower(), models())
+    if near:
+        raise FivefoldError(
+            f"{model[:80]!r} is no folder here, and nothing is downloaded. The catalogue has {' and '.join(near)}; for "
+            f"any other, give its {CONFIG_NAME}.",
+            code="no-such-file",
+            option="MODEL",
+            value=model[:80],
+            legal=near,
+        )
 
 
 def _looks_like_path(name: str) -> bool:
