@@ -91,6 +91,19 @@ def test_pins_are_kept(pins, dense, help_with):
             assert values[name] in allowed, name
 
 
+@pytest.mark.parametrize(
+    ("pins", "legal"),
+    [
+        ({"schedule": ["1f1b"], "vpp": [4]}, ["interleaved"]),
+        ({"schedule": ["zbv", "dualpipev"], "vpp": [1, 3]}, ["afab", "1f1b", "interleaved", "zb-h1"]),
+    ],
+)
+def test_a_schedule_that_runs_none_of_the_pinned_chunks_is_named(pins, legal, dense, help_with):
+    with pytest.raises(FivefoldError, match="does not run --vpp") as caught:
+        help_with.found(dense, pins=pins)
+    assert (caught.value.option, caught.value.legal) == ("--schedule", legal)
+
+
 def test_pins_narrow_the_same_space(dense, help_with):
     """The best under a pin that the free optimum obeys is the free optimum."""
     free = help_with.found(dense).plans[0]

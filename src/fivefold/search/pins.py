@@ -7,7 +7,7 @@ from typing import Any
 from fivefold.errors import FivefoldError, option_of
 from fivefold.layout.columns import DEGREES
 from fivefold.layout.divisors import divisors
-from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, SCHEDULES
+from fivefold.layout.layout import CHUNKS, CP_KINDS, RECOMPUTE_KINDS, SCHEDULES, ScheduleKind
 from fivefold.layout.rules import OPTIONS
 
 PIN_NAMES = tuple(option.removeprefix("--").replace("-", "_") for option in OPTIONS.values())
@@ -73,6 +73,23 @@ def _check_together(pins: dict[str, tuple[Any, ...]]) -> None:
                 value=list(pins[name]),
                 legal=f"with {needed} {word}",
             )
+    schedules, chunks = pins.get("schedule", ()), pins.get("vpp", ())
+    if schedules and chunks and not any(runs_chunks(name, each) for name in schedules for each in chunks):
+        legal = [name for name in SCHEDULES if any(runs_chunks(name, each) for each in chunks)]
+        raise FivefoldError(
+            f"--schedule {','.join(schedules)} does not run --vpp {','.join(map(str, chunks))}. Legal for --schedule "
+            f"with so many chunks a rank: {', '.join(legal)}. Leave out one of the two, or give those that agree.",
+            code="contradictory-pins",
+            option="--schedule",
+            value=list(schedules),
+            legal=legal,
+        )
+
+
+def runs_chunks(schedule: ScheduleKind, chunks: int) -> bool:
+    """Whether the schedule runs so many chunks on each pipeline rank."""
+    fewest, most = CHUNKS[schedule]
+    return fewest <= chunks <= (most or chunks)
 
 
 _WORDS = {"cp_kind": CP_KINDS, "schedule": SCHEDULES, "recompute": RECOMPUTE_KINDS}

@@ -17,10 +17,10 @@ from fivefold.estimate import Problem
 from fivefold.estimate.estimate import rule_context
 from fivefold.layout.columns import ALL_LAYERS, COLUMN_NAMES, CORE_ATTENTION_MASK, Columns, mask_of
 from fivefold.layout.divisors import divisors
-from fivefold.layout.layout import CHUNKS, CP_KINDS, RECOMPUTE_KINDS, SCHEDULES, ScheduleKind
+from fivefold.layout.layout import CP_KINDS, RECOMPUTE_KINDS, SCHEDULES
 from fivefold.layout.mixers import largest_tp
 from fivefold.layout.rules import Context, rules_for, valid_mask
-from fivefold.search.pins import divides_nothing
+from fivefold.search.pins import divides_nothing, runs_chunks
 from fivefold.search.prune import promising
 from fivefold.search.stage_counts import stage_counts
 from fivefold.search.table import Ints, Known, NotYetKnownError, Table, crossed, kept, stacked
@@ -34,12 +34,6 @@ LISTED = 5  # sets of degrees that a plan names unless it is asked for more
 _REFUSED_SHOWN = 2000  # candidates kept when every one is refused
 _FULL, _SELECTIVE = RECOMPUTE_KINDS.index("full"), RECOMPUTE_KINDS.index("selective")
 _1F1B, _INTERLEAVED = (SCHEDULES.index(name) for name in ("1f1b", "interleaved"))
-
-
-def _runs(schedule: ScheduleKind, chunks: int) -> bool:
-    """Whether a schedule runs so many chunks per rank."""
-    fewest, most = CHUNKS[schedule]
-    return fewest <= chunks <= (most or chunks)
 
 
 @dataclass(slots=True)
@@ -150,7 +144,7 @@ class Space:
         layers = self.problem.model.layers
         names = self.pins.get("schedule", SEARCHED_SCHEDULES)
         chunks = self._values("vpp", [v for v in range(1, layers + 1) if self._chunks_possible(v)])
-        options = [(SCHEDULES.index(name), int(v)) for name in names for v in chunks if _runs(name, v)]
+        options = [(SCHEDULES.index(name), int(v)) for name in names for v in chunks if runs_chunks(name, v)]
         if not options:
             raise self._empty()
         schedule, vpp = np.array(options).T
