@@ -65,7 +65,9 @@ def emulate(
     )  # fmt: skip
     from fivefold.train.emulate import emulate as run
 
-    with progress(f"Emulating rank {rank:,} of {job.gpus:,} of {job.model.name}"):
+    # A step of hundreds takes that many times as long, and whoever waits should see why.
+    count = job.resolved.num_micro_batches
+    with progress(f"Emulating rank {rank:,} of {job.gpus:,} of {job.model.name}, {count:,} micro-batches"):
         found = run(job, rank)
     if output.json:
         write_json(_document(question, found))
