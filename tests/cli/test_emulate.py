@@ -93,3 +93,8 @@ def test_help_fits(run) -> None:
     assert outcome.code == 0
     assert "--rank" in outcome.out
     assert max(map(len, outcome.out.splitlines())) <= 100
+
+
+def test_progress_says_how_many_micro_batches_there_are(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fivefold.cli.progress.PATIENCE_S", 0.0)
+    assert "rank 5 of 8 of gpt2-2l, 4 micro-batches ... " in run(*EMULATE.split()).err
