@@ -95,7 +95,7 @@ CASES: dict[str, tuple[object, object]] = {
     "deepep-flex": (MOE + "--moe-enable-deepep", MOE + "--moe-enable-deepep --moe-token-dispatcher-type flex"),
     "fp8-gather": ("--fp8-format hybrid --fp8-param-gather", "--fp8-param-gather --use-distributed-optimizer"),
     "offload-precision": ("--optimizer-cpu-offload", "--optimizer-cpu-offload --use-precision-aware-optimizer"),
-    "muon-checkpoint": ("--optimizer muon", "--optimizer muon --ckpt-format torch"),
+    "muon-checkpoint": ("--optimizer muon --ckpt-format zarr", "--optimizer muon"),
     "hierarchical-cp": (
         "--context-parallel-size 4 --hierarchical-context-parallel-sizes 2 4",
         "--context-parallel-size 4 --hierarchical-context-parallel-sizes 2 2",

@@ -113,6 +113,11 @@ CASES: dict[str, Case] = {
     "megatron-cp-a2a-kv-heads": ({"cp_kind": "a2a", "tp": 2}, {"cp": 4}, {"cp": 8}),
     "megatron-schedule": ({"pp": 4}, {"schedule": "1f1b"}, {"schedule": "afab"}),
     "megatron-muon": ({"optimizer": "muon"}, {"zero": 0}, {"zero": 1}),
+    "megatron-muon-overlap": (
+        {"optimizer": "muon", "version": "0.16"},
+        {"zero": 0, "overlap": Overlap(grad=False)},
+        {"zero": 0},
+    ),
     "megatron-grad-dtype": ({"grad_dtype": "bf16"}, {"precision": "bf16"}, {"precision": "fp16"}),
     "megatron-overlap-tp-domain": ({"tp": 16, "overlap": TP}, {"domain": 72}, {"domain": 8}),
     "megatron-overlap-ep-version": (

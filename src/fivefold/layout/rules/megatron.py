@@ -230,6 +230,19 @@ MEGATRON: tuple[Rule, ...] = (
         source="Megatron-LM arguments, from memory",
     ),
     Rule(
+        id="megatron-muon-overlap",
+        option="--overlap-grad",
+        field="overlap_grad",
+        runtimes=("megatron",),
+        since=(0, 16),
+        before=(0, 17),
+        holds=lambda c, x: ~c.overlap_grad if x.work.optimizer == "muon" else True,
+        message="Muon came to core 0.16 without overlap of the gradients' reduction, and its command line refuses "
+        "it: add --no-overlap-grad.",
+        source="Megatron-LM arguments.py of early 2026, read: validate_args asserts not overlap_grad_reduce; pull "
+        "request 3524, of February 2026, takes that out",
+    ),
+    Rule(
         id="megatron-grad-dtype",
         option="--grad-dtype",
         field=None,
