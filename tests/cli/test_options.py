@@ -193,3 +193,10 @@ def test_what_a_search_was_asked_for_is_among_its_inputs(run, tmp_path) -> None:
     assert within["days"] == 100
     moved = run(f"plan --like {tmp_path / 'plan.toml'} --gpus 16 --json").document["inputs"]
     assert moved["like"] == str(tmp_path / "plan.toml")
+
+
+def test_megatron_fsdp_has_no_muon(run) -> None:
+    """Megatron-LM's validate_args refuses the pair in every revision that was read."""
+    document = run("estimate llama-3-8b --gpus 8 --runtime megatron-fsdp --zero 3 --optimizer muon --json").document
+    [broken] = [rule for rule in document["violations"] if rule["id"] == "optimizer-runtime"]
+    assert (broken["option"], broken["legal"]) == ("--optimizer", ["adamw", "sgd"])

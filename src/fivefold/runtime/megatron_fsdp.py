@@ -11,6 +11,7 @@ PROFILE = replace(
     name="megatron-fsdp",
     versions="core 0.12 to 0.17",
     aliases=(),
+    optimizers=("adamw", "sgd"),
     sharding="fully_sharded",
     weight_bytes=0,
     zero_stages=(2, 3),
@@ -21,6 +22,8 @@ PROFILE = replace(
     sources={
         **MEGATRON.sources,
         "weight_bytes": "Megatron-FSDP documentation: optim_grads_params shards all, the gathered copy is 16-bit",
+        "optimizers": "Megatron-LM arguments.py at 000c4ac24f and of early 2026, read: validate_args asserts that Muon "
+        "runs without use_megatron_fsdp; issues 3179 and 5533 ask for it",
         "prefetch_blocks": "from memory: the next block is gathered while the current one computes",
     },
 )
