@@ -87,6 +87,20 @@ def test_clipping_whole_gradients_moves_them_three_times(small):
     assert extra == pytest.approx(float(streaming_seconds(curve, gpu, moved) - streaming_seconds(curve, gpu, 0.0)))
 
 
+@pytest.mark.parametrize(("gpus", "passes"), [(1, 1), (16, 3)])
+def test_whole_gradients_are_checked_and_divided_by_their_replicas(small, gpus, passes):
+    """The check reads each (4 bytes), the division by more than one replica reads and writes it, sharded states or
+    not."""
+    seconds, moved = [], 0.0
+    for each in (True, False):
+        k = kernel(small["llama"], Layout(), gpus, gradients_checked=each, gradients_scaled=each)
+        curve, gpu = load_curve_of(k.problem.cluster), k.problem.cluster.gpu
+        moved = 4 * passes * float(k.rank_parameters(ONE)[0][0, 0])
+        seconds.append(float(k.optimizer_seconds(ONE)[0]))
+    extra = float(streaming_seconds(curve, gpu, moved) - streaming_seconds(curve, gpu, 0.0))
+    assert seconds[0] - seconds[1] == pytest.approx(extra)
+
+
 def test_a_micro_batchs_gradients_wait_for_the_end_of_its_backward(small):
     """Two micro-batches in flight on the first of two stages: at the end of a backward the other one's activations are
     there and all gradients; the larger of this and of the start of the backward counts."""

@@ -302,6 +302,7 @@ def test_gpt_neox_is_deepspeed_with_megatrons_layers(pp, reduces_beside):
 def test_megatron_lm_before_transformer_engine_is_priced_with_its_own_update_and_overlap(date, separate, beside):
     changes = convert(changed("simumax-0002", source_date=date)).changes
     assert (changes.get("separate_update"), changes.get("tp_beside_wgrad_hidden")) == (separate, beside)
+    assert ("gradients_scaled" in changes) is (separate is True)  # which is one of its kernels
 
 
 def test_recipes_interleave_where_a_row_does_not_say():

@@ -194,14 +194,21 @@ class Kernel(HostModel):
 
     def separate_update_bytes(self) -> float:
         """Per element, what an update that is not one kernel moves beyond the fused one's bytes: the division (twice
-        the gradient), fp32 gradients in the norm and the update, masters read again for the weights; the copy to fp32
-        of 16-bit gradients (6); under fp16 the unscaling of fp32 ones (8)."""
+        the gradient), fp32 gradients in the norm and the update; the copy to fp32 of 16-bit gradients (6); under fp16
+        the unscaling of fp32 ones (8)."""
         if not self.problem.runtime.separate_update:
             return 0.0
         grad, fp32 = self.trained_grad_bytes, MASTER_BYTES
         copied = grad + fp32 if grad < fp32 else 0
         unscaled = 2 * fp32 if self.problem.work.precision == "fp16" else 0
-        return 2 * grad + 2 * (fp32 - grad) + fp32 + copied + unscaled
+        return 2 * grad + 2 * (fp32 - grad) + copied + unscaled
+
+    def whole_gradient_bytes(self, rows: np.ndarray) -> np.ndarray:
+        """Per parameter that a rank holds, moved over its gradients before they are reduced, [n, 1]."""
+        runtime = self.problem.runtime
+        replicated = self.columns.dp[rows] * self.columns.cp[rows] > 1
+        passes = 1.0 * runtime.gradients_checked + 2 * (runtime.gradients_scaled & replicated)
+        return self.trained_grad_bytes * passes[:, None]
 
     def device_update_seconds(self, rows: np.ndarray) -> np.ndarray:
         """The same if no state is offloaded, [n]."""
@@ -211,13 +218,16 @@ class Kernel(HostModel):
         over_dense, over_expert = self.shards(rows)
         sharded = dense / over_dense + expert / over_expert
         states = self.state_bytes(rows, dense + expert)
-        # The norm reads gradients; the update reads them, reads and writes master and states, writes the weight.
+        # The norm reads gradients; the update reads them, reads and writes master and states; another kernel reads the
+        # master again and writes the 16-bit weight.
         grad, clipped = self.trained_grad_bytes, self.problem.runtime.whole_clip_bytes
         norm = clipped * (dense + expert) if clipped else grad * sharded
-        update = grad + 2 * (MASTER_BYTES + states) + self.problem.work.compute_bytes
+        copied = bool(self.problem.runtime.weight_bytes) and self.problem.work.compute_bytes < MASTER_BYTES
+        update = grad + 2 * (MASTER_BYTES + states) + self.problem.work.compute_bytes + copied * MASTER_BYTES
         if self.problem.work.optimizer == "adamw" and self.problem.runtime.adamw_update_bytes:
             update = self.problem.runtime.adamw_update_bytes
         moved = norm + sharded * (update + self.separate_update_bytes())
+        moved = moved + self.whole_gradient_bytes(rows) * (dense + expert)
         cleared = grad * (sharded if self.problem.fully_sharded else dense + expert)
         seconds = streaming_seconds(
             self.pricer.curve, self.problem.cluster.gpu, (moved + cleared).max(axis=1), _UPDATE_KERNELS

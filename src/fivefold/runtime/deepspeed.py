@@ -39,6 +39,7 @@ PROFILE = replace(
     first_rank_buckets=False,
     shared_buckets=(1,),
     offloads_in_backward=True,
+    gradients_checked=False,
     loss_moved_bytes=(38, 14),
     tp_beside_dgrad_hidden=0.0,
     tp_overlap_hidden=0.0,
@@ -73,6 +74,8 @@ PROFILE = replace(
             "ZeRO engine.py, _get_gradients_for_reduction (007cca6a2f) keeps them apart"
         ),
         "offloads_in_backward": "ZeRO-Offload (Ren et al. 2021, from memory): gradients leave as they are made",
+        "gradients_checked": "only its optimizer of fp16 looks at them",
+        "gradients_scaled": "from memory: DeepSpeed runtime/engine.py, allreduce_bucket, multiplies after the sum",
         "tp_beside_dgrad_hidden": "from memory: asynchronous tensor-parallel all-reduce came with Megatron-LM 3.0",
         "tp_in_step": "as megatron: the same links and library",
         "tp_overlap_hidden": "no such switch",

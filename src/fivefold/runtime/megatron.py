@@ -33,6 +33,8 @@ PROFILE = Profile(
     fragmentation=0.065,
     grad_buckets=40_000_000,
     first_rank_buckets=True,
+    gradients_checked=True,
+    gradients_scaled=True,
     prefetch_blocks=0,
     tp_beside_dgrad_hidden=1.0,
     tp_beside_wgrad_hidden=0.0,
@@ -89,6 +91,9 @@ PROFILE = Profile(
             "Megatron-Core distributed_data_parallel.py, read at 001199898c: no buckets where the pipeline rank is not "
             "0, nor in the model chunks after the first, for which Megatron-LM's training.py disables them"
         ),
+        "gradients_checked": "Megatron-Core's param_and_grad_buffer.py, start_grad_sync: the norm of each bucket, "
+        "unless --no-check-for-nan-in-loss-and-grad",
+        "gradients_scaled": "the same: bucket.grad_data *= gradient_scaling_factor, unless --ddp-average-in-collective",
         "tp_beside_dgrad_hidden": "Korthikanti et al. 2022, section 4.2.2: the repeated all-gather is overlapped",
         "tp_in_step": "fit, with nothing hidden beside wgrad: 27 single-node B200 rows of Megatron-LM 0.14, tp 2 to 8",
         "tp_overlap_hidden": "from memory: Transformer Engine userbuffers hide most but not all of the gathers",

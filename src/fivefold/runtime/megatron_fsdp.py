@@ -18,12 +18,16 @@ PROFILE = replace(
     other_zero_stages="Stages 0 and 1 are --runtime megatron.",
     cached_wgrad_buffers=False,
     grad_buckets=0,
+    gradients_checked=False,
+    gradients_scaled=False,
     prefetch_blocks=1,
     sources={
         **MEGATRON.sources,
         "weight_bytes": "Megatron-FSDP documentation: optim_grads_params shards all, the gathered copy is 16-bit",
         "optimizers": "Megatron-LM arguments.py at 000c4ac24f and of early 2026, read: validate_args asserts that Muon "
         "runs without use_megatron_fsdp; issues 3179 and 5533 ask for it",
+        "gradients_checked": "its shards' own passes are not counted",
+        "gradients_scaled": "likewise",
         "prefetch_blocks": "from memory: the next block is gathered while the current one computes",
     },
 )

@@ -38,6 +38,7 @@ ERA_2023 = replace(
     head_wgrad_placeholder=False,
     precisions=("bf16", "fp16"),
     loss_bytes_per_logit=10,
+    gradients_checked=False,
     tp_overlap_hidden=0.0,
     sources={
         **ERA_2024.sources,
@@ -46,6 +47,7 @@ ERA_2023 = replace(
         "fp8_saves_inputs": "from memory: fp8 needed Transformer Engine's whole layers, which are not modelled here",
         "fused_glu": f"{_CHANGELOG}: fused SwiGLU came with 0.5",
         "loss_bytes_per_logit": "from memory: 16-bit logits, fp32 copy, and the copy less its row's maximum",
+        "gradients_checked": "from memory: it came with the buffers of core 0.5",
         "tp_overlap_hidden": "no such switch (from memory)",
     },
 )

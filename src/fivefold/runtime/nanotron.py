@@ -36,6 +36,8 @@ PROFILE = replace(
     grad_buckets=0,
     first_rank_buckets=False,
     shared_buckets=(0,),
+    gradients_checked=False,
+    gradients_scaled=False,
     tp_beside_dgrad_hidden=1.0,
     tp_beside_wgrad_hidden=1.0,
     fragmentation=0.28,
@@ -75,6 +77,8 @@ PROFILE = replace(
             "nanotron parallel/tensor_parallel/functional.py, one fp32 PyTorch kernel an operation: cast, maximum, "
             "subtraction, exponential, sum, division; scaling and cast backward"
         ),
+        "gradients_checked": "nothing looks at them",
+        "gradients_scaled": "nanotron optim/gradient_accumulator.py: the collective takes the average",
         "wgrad_bytes": "FP32GradientAccumulator adds each bf16 gradient to an fp32 buffer after backward made it",
         "shared_buckets": "nanotron trainer.py, _init_model, read at 004a89cae0: one DistributedDataParallel, of all",
         "tp_overlap_hidden": "from memory: tp_linear_async_communication gathers beside a part of the product",

@@ -131,6 +131,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     wgrad_bytes: bytes moved per element of a weight gradient and micro-batch. 8 where the product reads and writes the
         fp32 accumulator itself; 12 where it writes 16 bit and another kernel adds that to the accumulator (8 where that
         is 16 bit wide). bf16_wgrad_bytes: the same in training in bf16, by another optimizer; 0: no different.
+    gradients_checked: gradients that a rank holds whole are read for numbers that are none before they are reduced.
+        gradients_scaled: they are divided by their replicas by a kernel, where there are any.
     separate_update: gradients are divided by the replicas, copied to fp32, unscaled and normed by kernels of their own
         before the update, and the master weights copied after it.
     adamw_update_bytes: per parameter, moved by an update of AdamW that takes a kernel for each of its operations; 0:
@@ -237,6 +239,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     wgrad_bytes: float = 8
     bf16_wgrad_bytes: float = 0
     bf16_all_reduces: bool = False
+    gradients_checked: bool = False
+    gradients_scaled: bool = False
     separate_update: bool = False
     adamw_update_bytes: float = 0.0
     quantised_weight_bytes: float = 4

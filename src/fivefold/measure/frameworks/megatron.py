@@ -13,7 +13,7 @@ _GRADIENTS_OVERLAP = "2023-10"
 # products of the input's and of the weight's gradient (megatron/mpu/layers.py, read at 02bb1f5c86).
 _FUSED_ACCUMULATION = {"wgrad_bytes": 8, "tp_beside_dgrad_hidden": 1.0, "tp_beside_wgrad_hidden": 1.0}
 # Its optimizer before Transformer Engine (megatron/optimizer/optimizer.py, read at 007644155d).
-_SEPARATE_UPDATE = {"separate_update": True}
+_SEPARATE_UPDATE = {"separate_update": True, "gradients_scaled": False}
 # DeepSpeed's optimizer of bf16, which Megatron-LM lacks: before Transformer Engine one profile predicts both.
 _NO_BF16_OPTIMIZER = {"bf16_wgrad_bytes": 0, "bf16_all_reduces": False}
 # Transformer Engine's cross-entropy: two kernels that read 16-bit logits, the second of which leaves their gradient in
@@ -30,7 +30,7 @@ _NEMO = Framework(
     runtime="megatron",
     sharded="megatron-fsdp",
     grad_dtype="bf16",
-    changes={"quantised_weight_bytes": 2},
+    changes={"quantised_weight_bytes": 2, "gradients_checked": False, "gradients_scaled": False},
     interleaves=12,
     since="2025-02",
     newer={**_FUSED_LOSS, "fused_permutation": True},
@@ -42,6 +42,7 @@ _NEMO = Framework(
     packs_documents=_SQUAD_TOKENS,
     trains_mtp=True,
     source="NeMo and Megatron-Bridge recipes: overlaps on, grad_reduce_in_fp32=False, fp8 weights (from memory); "
+    "average_in_collective=True, and check_for_nan_in_grad=False for their performance (read); "
     "their pretraining recipes interleave with one to four blocks a chunk (NeMo 24.07's performance summary); "
     "cross_entropy_fusion_impl='te' and moe_permute_fusion=True (read; since when from memory); nccl_ub=True with "
     "Megatron-FSDP (Megatron-Bridge's recipes for Llama 3 on H100 and GB300, read); mtp_num_layers = 1 in those "

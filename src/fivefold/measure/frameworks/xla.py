@@ -26,6 +26,8 @@ _XLA = {
     "wgrad_bytes": 2,
     "loss_moved_bytes": (6.0, 4.0),
     "loss_bytes_per_logit": 4,
+    "gradients_checked": False,
+    "gradients_scaled": False,
     "tp_beside_dgrad_hidden": 0.0,
 }
 # XLA for TPUs takes products with sharded inputs apart, so that collectives of tensor parallelism run beside them
