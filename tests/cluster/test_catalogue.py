@@ -443,7 +443,7 @@ BASE = 'base = "h100-sxm"\n'
         (BASE + "launch_s = 60", "launch_s"),
         (BASE + "launch_s = nan", "launch_s"),
         (BASE + "[compute]\nlaunch_s = nan", "launch_s"),
-        (BASE + "[compute]\nspeed = 2", "speed"),
+        (BASE + "[compute]\nspeed = 2", r"^Cluster file .*\.toml', \[compute\] for h100-sxm: .*speed"),
         ('base = "h9000"', "no GPU or cluster 'h9000'"),
         ("gpus = 8", "without base it has to give gpus_per_node, "),
         ("gpus = ", "Invalid value"),

@@ -247,7 +247,12 @@ def check_cluster(cluster: Cluster, label: str) -> None:
             raise file_error(label, problem, "give bytes per second, or 0 for a switched link", "peer_bandwidth_per_s")
     refuse_nan(msgspec.to_builtins(cluster), label, "")
     if cluster.compute:
-        load_curve_of(cluster)  # refuses unknown constants now rather than when they are used
+        try:
+            load_curve_of(cluster)  # refuses unknown constants now rather than when they are used
+        except FivefoldError as error:
+            if error.code != "bad-compute-constant":
+                raise
+            raise error.said_of(f"Cluster file {label!r}, ", "[compute]") from error
 
 
 def _required(given: _ClusterFile, gpus_per_node: int | None) -> dict[str, bool]:
