@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import product
+from math import prod
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from fivefold.estimate.estimate import rule_context
 from fivefold.estimate.kernels import flash_seconds
 from fivefold.layout import Columns, Layout, Recompute, Workload
 from fivefold.layout.rules import valid_mask
+from fivefold.model import model_tensors
 from fivefold.model.spec import BlockRun, ModelSpec
 from fivefold.runtime import load_runtime
 
@@ -29,10 +31,9 @@ ONE = np.arange(1)
 FAMILIES = ("llama", "mixtral", "deepseek", "gpt2")
 RUNTIMES = ("megatron", "torchtitan", "fsdp", "deepspeed-zero", "megatron-fsdp", "fivefold")
 SYSTEMS = ("h100-sxm", "b200", "a100-80g-pcie", "mi300x", "gb200-nvl72", "aws-p4d", "l40s", "gaudi3")
-# Faster compute lets a rank that nobody waits for hide a little less of its reduction, and dense and expert parameters
-# are counted in buckets together.
+# Faster compute lets a rank that nobody waits for hide a little less of its reduction.
 SLACK = 1e-4
-# The same grids everywhere: new draws meet the two violations below, and say nothing of a change.
+# The same grids everywhere: new draws say nothing of a change.
 quick = settings(
     derandomize=True, max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -52,6 +53,20 @@ class Grid:
 
     def reserved(self, **changes) -> np.ndarray:
         return self.kernel(**changes).peak(np.arange(len(self.columns))).reserved
+
+    def overfilled_bytes(self) -> np.ndarray:
+        """By how much a larger model may need less, [n]: nothing but where fivefold's trainer has ZeRO-2.
+
+        It holds the whole gradients of two buckets at a time and a received part of one. A bucket is closed by the
+        tensor that fills it (fivefold.train.parallel.data), so it has as much as its 25 MiB to as much and a tensor:
+        which tensor closes it depends on the shapes, and a larger model's may fill theirs exactly.
+        """
+        runtime, columns = self.problem.runtime, self.columns
+        if runtime.sharding != "buckets":
+            return np.zeros(len(columns))
+        tensor = max(prod(each.shape) for each in model_tensors(self.problem.model) if each.name.startswith("layers"))
+        whole = 4 * (2 + 1 / columns.dp_shard) * tensor / columns.tp
+        return np.where(columns.zero == 2, (1 + runtime.fragmentation) * whole, 0.0)
 
     def kernel(self, **changes) -> Kernel:
         problem = dataclasses.replace(self.problem, **changes)
@@ -122,7 +137,8 @@ def test_no_better_machine_is_slower(small, question):
 @quick
 @given(question=grids())
 def test_nothing_larger_takes_less(small, question):
-    """Of time and memory, except where the batch alone grows: then no more than twice the time."""
+    """Of time and memory, except where the batch alone grows: then no more than twice the time. Memory that buckets of
+    whole tensors take beyond what they have to hold may be less (overfilled_bytes)."""
     grid = drawn_grid(small, question)
     if grid is None:
         return
@@ -138,7 +154,7 @@ def test_nothing_larger_takes_less(small, question):
     for what, changes in larger.items():
         after = grid.seconds(**changes)
         assert (after >= before * (1 - SLACK)).all(), (what, float((after / before).min()))
-        assert (grid.reserved(**changes) >= reserved).all(), what
+        assert (grid.reserved(**changes) >= reserved - grid.overfilled_bytes()).all(), what
     assert (grid.seconds(**larger["batch"]) <= 2 * before).all()
 
 
@@ -150,16 +166,16 @@ def test_more_words_take_no_less_beside_experts(small):
     assert (grid.seconds(model=replace(model, vocab=model.vocab + 1024)) >= grid.seconds()).all()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="fivefold's trainer, ZeRO-2 behind a pipeline: a wider model needs 0.2% less in 5 of 164 layouts; that "
-    "its buckets of whole tensors are cut elsewhere is the likely cause",
-)
-def test_a_wider_model_needs_no_less_in_the_trainer(small):
+def test_a_wider_model_may_be_cut_into_smaller_buckets_and_needs_less_by_no_more(small):
+    """fivefold's trainer under ZeRO-2, over four pipeline ranks: the narrower model's buckets of 25 MiB are closed 28%
+    more than full, the wider one's 2% (tests/train/test_agreement.py has the bytes of the trainer itself)."""
     grid = drawn_grid(small, ("gpt2", "h100-sxm", "fivefold", 4, 256))
     assert grid is not None
-    model = grid.problem.model
-    assert (grid.reserved(model=replace(model, hidden=model.hidden + 64)) >= grid.reserved()).all()
+    model, before = grid.problem.model, grid.reserved()
+    after = grid.reserved(model=replace(model, hidden=model.hidden + 64))
+    assert (after >= before - grid.overfilled_bytes()).all()
+    less = after < before
+    assert less.any() and (grid.columns.zero[less] == 2).all()
 
 
 @quick
