@@ -47,13 +47,18 @@ def test_a_tied_head_is_summed_unless_a_v_brings_both_ends_together(kernel_of, s
     assert kernel.tied_bytes(ONE).tolist() == [tensors * 4 * VOCAB * H]
 
 
-@pytest.mark.parametrize(("runtime", "cleared"), [("megatron-fsdp", 1 / 64), ("megatron", 1)])
-def test_an_update_moves_states_of_the_shard_and_clears_the_gradients_that_are_held(kernel_of, runtime, cleared):
-    """Norm 4; update: gradient 4, master and both moments read and written 24, weight 2; and zeros over gradients."""
+@pytest.mark.parametrize(
+    ("runtime", "cleared", "copied", "passed"), [("megatron-fsdp", 1 / 64, 0, 0), ("megatron", 1, 4, 4 + 8)]
+)
+def test_an_update_moves_states_of_the_shard_and_clears_the_gradients_that_are_held(
+    kernel_of, runtime, cleared, copied, passed
+):
+    """Norm 4; update: gradient 4, master and both moments read and written 24, weight 2; and zeros over gradients.
+    Megatron reads the masters again for the weights, looks for numbers that are none and divides by the replicas."""
     layout = Layout(zero=3 if runtime == "megatron-fsdp" else 1)
     kernel = kernel_of("llama", [layout], gpus=64, runtime=runtime)
     held = 16 * BLOCK + ENDS
-    moved = (4 + 4 + 2 * (4 + 8) + 2) * held / 64 + 4 * cleared * held
+    moved = (4 + 4 + 2 * (4 + 8) + copied + 2) * held / 64 + (4 * cleared + passed) * held
     curve, gpu = kernel.pricer.curve, kernel.problem.cluster.gpu
     seconds = moved / (gpu.memory_bandwidth_per_s * curve.streaming_efficiency) + 4 * curve.launch_s
     assert kernel.optimizer_seconds(ONE)[0] == pytest.approx(seconds, rel=1e-9)

@@ -40,6 +40,7 @@ PROFILE = replace(
     shared_buckets=(1,),
     offloads_in_backward=True,
     gradients_checked=False,
+    gradients_scaled=False,
     loss_moved_bytes=(38, 14),
     tp_beside_dgrad_hidden=0.0,
     tp_overlap_hidden=0.0,
@@ -75,7 +76,10 @@ PROFILE = replace(
         ),
         "offloads_in_backward": "ZeRO-Offload (Ren et al. 2021, from memory): gradients leave as they are made",
         "gradients_checked": "only its optimizer of fp16 looks at them",
-        "gradients_scaled": "from memory: DeepSpeed runtime/engine.py, allreduce_bucket, multiplies after the sum",
+        "gradients_scaled": (
+            "not counted: DeepSpeed's allreduce_bucket multiplies 16-bit buckets after the sum (from memory), 4 bytes "
+            "of each parameter once a step"
+        ),
         "tp_beside_dgrad_hidden": "from memory: asynchronous tensor-parallel all-reduce came with Megatron-LM 3.0",
         "tp_in_step": "as megatron: the same links and library",
         "tp_overlap_hidden": "no such switch",
