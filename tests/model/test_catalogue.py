@@ -91,6 +91,7 @@ def test_aliases_lead_to_models_and_no_two_names_collide() -> None:
     assert len({_plain(name) for name in names}) == len(names)
     assert all(resolve(alias) == name and name in models() for alias, name in aliases.items())
     assert resolve("qwen2-57b") is None
+    assert (resolve("gpt2-2B"), resolve("GPT_22B")) == (None, "gpt-22b")
 
 
 @pytest.mark.parametrize("name", ["lama-3-70b", "gpt4", "", "../configs/gpt2", "\x00", "x" * 10_000])

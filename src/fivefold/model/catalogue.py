@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -92,8 +93,9 @@ def _spellings() -> dict[str, str]:
 
 
 def _plain(name: str) -> str:
-    """Hyphens, underscores and capitals do not distinguish models; the dot does (qwen2.5-7b is not qwen2-57b)."""
-    return name.strip().lower().replace("-", "").replace("_", "")
+    """Hyphens, underscores and capitals do not distinguish models, unless they part two numbers (gpt2-2b is not
+    gpt-22b); the dot does (qwen2.5-7b is not qwen2-57b)."""
+    return re.sub(r"(?<!\d)[-_]+|[-_]+(?!\d)", "", name.strip().lower()).replace("_", "-")
 
 
 def _refuse_hub_name(model: str) -> None:
