@@ -27,7 +27,7 @@ MAX_CELL = 20_000  # characters
 # What is matched against patterns of several words: the time that takes may grow with a power of the length.
 MAX_WORDS = 1_000
 # By words of a source's convention, how many times the FLOPs of a forward it counts; see Run.counted_flops.
-_PASSES = (("hardware flops 96bslh^2", 4), ("megatron-lm formula non-causal", 3))
+_PASSES = ((re.compile(r"^hardware flops 96bslh\^2"), 4), (re.compile(r"megatron-lm formula non-causal"), 3))
 _IN_WORDS = ("framework", "model", "arch", "gpu", "interconnect", "precision", "recompute", "attention")
 
 
@@ -130,7 +130,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         with full recomputation, as hardware FLOPs, and three times as model FLOPs.
         """
         words = (self.flops_convention or "").lower()
-        passes = next((passes for convention, passes in _PASSES if convention in words), 0)
+        passes = next((passes for convention, passes in _PASSES if convention.search(words)), 0)
         if not (passes and self.layers and self.hidden and self.vocab and self.seq and self.gbs):
             return None
         layers, hidden, seq = self.layers, self.hidden, self.seq
