@@ -15,6 +15,7 @@ from fivefold.estimate.kernel import Kernel, Problem
 from fivefold.estimate.result import Quantity
 from fivefold.layout import Layout, Recompute
 from fivefold.layout.columns import Columns
+from fivefold.layout.divisors import divisors
 from fivefold.measure.convert import Case, Unconvertible
 from fivefold.model.spec import Experts
 from fivefold.runtime import load_runtime
@@ -97,7 +98,8 @@ def _expert_ranks(case: Case) -> Case:
     by_ranks = [_with_layout(case, layout) for layout in _divided_experts(case)]
     if not by_ranks:
         return case
-    fitting = [one for one in by_ranks if _fits(one, [_recomputing_most(one).layout])[0]] or by_ranks[-1:]
+    fits = _fits(case, [_recomputing_most(one).layout for one in by_ranks])
+    fitting = [one for one, fit in zip(by_ranks, fits, strict=True) if fit] or by_ranks[-1:]
     if load_runtime(case.runtime).sharding == "fully_sharded":
         return fitting[0]
     return min(fitting, key=_seconds_once_settled) if len(fitting) > 1 else fitting[0]
@@ -109,7 +111,7 @@ def _divided_experts(case: Case) -> list[Layout]:
     experts = max(block.feed.num_experts for block in case.model.kinds if isinstance(block.feed, Experts))
     whole = layout.etp if case.run.etp is not None else 1  # each expert's ranks, of several groups
     shared = whole * layout.dp_replicate
-    sizes = [size for size in range(1, experts + 1) if experts % size == 0 and ranks % (size * shared) == 0]
+    sizes = [size for size in divisors(experts) if ranks % (size * shared) == 0]
     return [msgspec.structs.replace(layout, ep=size, etp=layout.etp if size == 1 else whole) for size in sizes]
 
 
