@@ -24,7 +24,7 @@ from msgspec.structs import replace
 import ablation_timings
 from ablation_constants import Constant, constants, word
 from accuracy import percent, table
-from accuracy_wide import REPORTED
+from accuracy_wide import REPORTED, thinned
 from fivefold.estimate import doubt, interval
 from fivefold.measure import Run, shipped_runs
 from fivefold.measure.convert import Case, Unconvertible, convert
@@ -74,10 +74,8 @@ class Base(NamedTuple):
 
 def base_of(runs: Iterable[Run]) -> Base:
     cases: list[Case] = []
-    seen: dict[str, int] = defaultdict(int)
-    for run in runs:
-        seen[run.group] += 1
-        if run.group == UNTOLD or seen[run.group] % THINNED.get(run.group, 1):
+    for run in thinned(runs, THINNED):
+        if run.group == UNTOLD:
             continue
         try:
             cases.append(choose(convert(run)))

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from accuracy import percent, table
-from accuracy_wide import REPORTED, complete
+from accuracy_wide import REPORTED, complete, thinned
 from fivefold.measure import Run, validate
 from fivefold.measure.runs import source_of
 
@@ -26,7 +25,6 @@ MOVED = 0.02
 SIZES = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "gated_mlp", "tied_embeddings")
 # What is left out together: columns that say one thing.
 OMITTED: dict[str, tuple[str, ...]] = {
-    "nothing": (),
     "micro-batch": ("mbs",),
     "recomputation": ("recompute", "recompute_kind"),
     "ZeRO": ("zero", "dist_opt"),
@@ -44,52 +42,40 @@ OMITTED: dict[str, tuple[str, ...]] = {
 }
 
 
-class Outcome(NamedTuple):
-    """Errors by source of the runs that were priced, how many moved by more than MOVED, how many were not priced."""
-
-    errors: dict[str, np.ndarray]
-    moved: int
-    unpriced: int
-
-
 def judged(path: Path) -> list[Run]:
     """The complete runs that are judged by, of near-duplicates a share."""
-    runs = [run for run in complete(path) if source_of(run.id) not in REPORTED]
-    kept = [run for run in runs if source_of(run.id) not in EVERY]
-    for name, every in EVERY.items():
-        kept += [run for run in runs if source_of(run.id) == name][::every]
-    return kept
+    return [run for run in thinned(complete(path), EVERY) if run.group not in REPORTED]
 
 
-def outcome(runs: list[Run], columns: tuple[str, ...], whole: dict[str, tuple[float, float]]) -> Outcome:
-    """Without some columns. whole: (predicted, measured) seconds of each run as published."""
+def predicted(runs: list[Run], columns: tuple[str, ...]) -> dict[str, float]:
+    """Seconds of each run that is priced without some columns."""
     rows = validate([replace(run, **dict.fromkeys(columns)) for run in runs]).rows
-    found = [(row.id, row.predicted_s) for row in rows if row.id in whole]
-    errors: dict[str, list[float]] = {}
-    for name, seconds in found:
-        errors.setdefault(source_of(name), []).append(seconds / whole[name][1] - 1)
-    moved = sum(abs(seconds / whole[name][0] - 1) > MOVED for name, seconds in found)
-    return Outcome({name: np.array(each) for name, each in errors.items()}, moved, len(whole) - len(found))
+    return {row.id: row.predicted_s for row in rows}
 
 
 def report(path: Path) -> str:
     """The table: median error and bias by source, each omission a line."""
     runs = judged(path)
-    rows = validate(runs).rows
-    whole = {row.id: (row.predicted_s, row.measured_s) for row in rows if row.measured_s is not None}
-    sources = sorted({source_of(name) for name in whole})
-    lines = []
-    for said, columns in OMITTED.items():
-        found = outcome(runs, columns, whole)
-        cells = (_cell(found.errors.get(name)) for name in sources)
-        lines.append((said, str(found.moved), str(found.unpriced), *cells))
-    return f"{len(whole)} runs.\n\n" + table(("left out", "moved by 2%", "not priced", *sources), lines)
+    whole = predicted(runs, ())
+    measured = {run.id: run.measured_s for run in runs if run.measured_s is not None and run.id in whole}
+    sources = sorted({source_of(name) for name in measured})
+
+    def line(said: str, found: dict[str, float]) -> tuple[str, ...]:
+        priced = [name for name in measured if name in found]
+        moved = sum(abs(found[name] / whole[name] - 1) > MOVED for name in priced)
+        errors: dict[str, list[float]] = {name: [] for name in sources}
+        for name in priced:
+            errors[source_of(name)].append(found[name] / measured[name] - 1)
+        return said, str(moved), str(len(measured) - len(priced)), *map(_cell, errors.values())
+
+    lines = [line("nothing", whole), *(line(said, predicted(runs, columns)) for said, columns in OMITTED.items())]
+    return f"{len(measured)} runs.\n\n" + table(("left out", "moved by 2%", "not priced", *sources), lines)
 
 
-def _cell(errors: np.ndarray | None) -> str:
-    if errors is None:
+def _cell(errors: list[float]) -> str:
+    if not errors:
         return "–"
-    return f"{percent(float(np.median(np.abs(errors))))} ({percent(float(errors.mean()), signed=True)})"
+    return f"{percent(float(np.median(np.abs(errors))))} ({percent(float(np.mean(errors)), signed=True)})"
 
 
 def main() -> None:

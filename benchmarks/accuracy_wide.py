@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from fivefold.estimate.interval import EXPERTS_SPREAD, relative_spread
 from fivefold.measure import Row, Run, Validation, read_runs, validate
 from fivefold.measure.convert import Case, convert
 from fivefold.measure.predict import choose, kernel_of
+from fivefold.measure.runs import source_of
 from fivefold.measure.validate import spearman
 from pages import put
 
@@ -43,8 +44,19 @@ def complete(path: Path) -> list[Run]:
     ]
 
 
+def thinned(runs: Iterable[Run], every: Mapping[str, int]) -> list[Run]:
+    """The runs; of sources with near-duplicates, each how-manieth one."""
+    seen: Counter[str] = Counter()
+    kept = []
+    for run in runs:
+        seen[run.group] += 1
+        if seen[run.group] % every.get(run.group, 1) == 0:
+            kept.append(run)
+    return kept
+
+
 def source(row: Row) -> str:
-    return row.id.rpartition("-")[0]
+    return source_of(row.id)
 
 
 def quantile(values: Iterable[tuple[str, float]], share: float) -> float:
